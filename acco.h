@@ -20,8 +20,8 @@
 // KEEP: after a commit the accumulator holds the new round A. It is given to the estimate
 // and also stays in the accumulator, so that round B adds to it. Counts are sums over all
 // workers, which may contribute different numbers of micro-batches. The first round A is
-// computed at theta(0) before anything is sent, so the first commit is exactly zero1's. The
-// round A that is computed during the last commit is not used.
+// computed at theta(0) before anything is sent, so the first commit is exactly zero1's (with
+// --acco-init, of a smaller batch). The round A computed during the last commit is not used.
 //
 // acco_split.h divides the batch: it sets round_a and first_round.
 #pragma once

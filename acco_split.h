@@ -37,8 +37,6 @@
 
 #include "scheduler/rule.h"
 
-// ---- Options --------------------------------------------------------------------------
-
 enum { ESTIMATE_WIRE_SAME, ESTIMATE_WIRE_AUTO, ESTIMATE_WIRE_FORMATS }; // the last: + a WireFormat
 
 typedef struct AccoOptions {

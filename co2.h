@@ -23,18 +23,15 @@
 // sum, so only the others' parts are a period late. It does not know the others' weights yet,
 // so it takes all weights as equal. b is the same on all workers either way.
 //
-// How to choose Lambda: let b be the distance to a minimum, and let each period cover the
-// fraction g of it. With alpha = 1 and beta = 0, b(t+1) = b(t) - (g / Lambda) b(t-1). If
-// g > Lambda / 4, this oscillates with an amplitude that changes by sqrt(g / Lambda) a
-// period. At g = 1 Lambda = 1 keeps the amplitude, 2 halves it in two periods, and 4, the
-// smallest that does not overshoot, halves it in about one. Far from a minimum a larger
-// Lambda only makes the steps shorter.
+// How to choose Lambda: let b be the distance to a minimum, and let each period cover the fraction
+// g of it. With alpha = 1 and beta = 0, b(t+1) = b(t) - (g / Lambda) b(t-1). If g > Lambda / 4,
+// this oscillates with an amplitude that changes by sqrt(g / Lambda) a period. At g = 1 Lambda = 1
+// keeps the amplitude, 2 halves it in two periods, and 4, the smallest that does not overshoot,
+// halves it in about one. Far from a minimum a larger Lambda only makes the steps shorter.
 #pragma once
 
 #include "local_steps.h"
 #include "scheduler/rule.h"
-
-// ---- Options --------------------------------------------------------------------------
 
 typedef struct Co2Options {
     int64_t inner_steps; // tau
@@ -55,11 +52,8 @@ static inline void co2_configure(const void *own, SchedulerSettings *settings) {
     settings->local.outer_eager = options->eager;
 }
 
-// ---- The rule -------------------------------------------------------------------------
-
-// Waits for the sum of the previous period and makes an outer step with it. Puts this
-// period's pseudo-gradient into the communication buffer. Returns whether a sum was in
-// flight.
+// Waits for the sum of the previous period and makes an outer step with it. Puts this period's
+// pseudo-gradient into the communication buffer. Returns whether a sum was in flight.
 static inline bool co2_boundary(Scheduler *s, bool eager) {
     bool received = s->job_in_flight;
     if (received) { wait_for(s); }

@@ -37,7 +37,7 @@ typedef struct DataFile {
     void *mapping;
     size_t bytes;          // of the mapping
     TokenFile content;     // token_bytes 1: text. Formats that say less leave the other members 0
-    uint64_t first_window; // windows in the files before this one
+    size_t first_window;   // windows in the files before this one
     struct stat opened;    // what the system said of the file
     size_t samples;        // of its bytes, by which it is known (data_sample_file)
     uint32_t sum, sum_now; // of them, when the data were identified and at the latest look
@@ -50,8 +50,8 @@ typedef struct DataSource {
     char name[256]; // the path as it was asked for, for messages
     int first_file, file_count;
     uint64_t weight; // in millionths
-    uint64_t first_window, training_windows;
-    uint64_t validation_windows; // the last ones, or, if none are held out, all
+    size_t first_window, training_windows;
+    size_t validation_windows; // the last ones, or, if none are held out, all
 } DataSource;
 
 typedef struct DataLoader {
@@ -63,8 +63,8 @@ typedef struct DataLoader {
     int source_count; // at least 1
     int sequence_length, vocabulary;
     uint64_t seed;
-    uint64_t training_windows, validation_windows; // of all sources; 0 for the built-in corpus
-    bool hold_out;                                 // false: validation reads all windows in order
+    size_t training_windows, validation_windows; // of all sources; 0 for the built-in corpus
+    bool hold_out;                               // false: validation reads all windows in order
     uint32_t separator; // of all files, if documents are to be divided and it is known; else 0
 } DataLoader;
 
@@ -75,7 +75,6 @@ static inline uint64_t data_loader_weights(const DataLoader *loader, int low, in
     return sum;
 }
 
-// The share of all samples that is of source `index`.
 static inline double data_loader_share(const DataLoader *loader, int index) {
     return (double)loader->sources[index].weight /
            (double)data_loader_weights(loader, 0, loader->source_count);
@@ -102,17 +101,15 @@ enum {
 
 // ---- One file -------------------------------------------------------------------------
 
-static inline bool data_token_error(const DataFile *file, uint64_t position, int vocabulary, Error *error) {
+static inline bool data_token_error(const DataFile *file, size_t position, int vocabulary, Error *error) {
     return error_set(error,
-                     "%s: token %u at position %llu is beyond the model's vocabulary of %d; it was made for "
+                     "%s: token %u at position %zu is beyond the model's vocabulary of %d; it was made for "
                      "another tokenizer",
-                     file->path, token_file_token(&file->content, position), (unsigned long long)position,
-                     vocabulary);
+                     file->path, token_file_token(&file->content, position), position, vocabulary);
 }
 
-// Whether all ids are below the vocabulary.
 static inline bool data_file_scan(const DataFile *file, int vocabulary, Error *error) {
-    for (uint64_t i = 0; i < file->content.token_count; i++) {
+    for (size_t i = 0; i < file->content.token_count; i++) {
         if (token_file_token(&file->content, i) >= (uint32_t)vocabulary) {
             return data_token_error(file, i, vocabulary, error);
         }
@@ -149,15 +146,15 @@ static inline bool data_file_read_llmc(DataFile *file, Error *error) {
                          file->path, (int)header[1], (int)version);
     }
     content->token_bytes = wide ? 4 : 2;
-    uint64_t body = file->bytes > LLMC_HEADER_BYTES ? file->bytes - LLMC_HEADER_BYTES : 0;
-    if (body == 0 || header[2] < 0 || (uint64_t)header[2] * (uint64_t)content->token_bytes != body) {
+    size_t body = file->bytes > LLMC_HEADER_BYTES ? file->bytes - LLMC_HEADER_BYTES : 0;
+    if (body == 0 || header[2] < 0 || (size_t)header[2] * (size_t)content->token_bytes != body) {
         return error_set(error,
-                         "%s is truncated or damaged: its header promises %d tokens of %d bytes, and %llu "
+                         "%s is truncated or damaged: its header promises %d tokens of %d bytes, and %zu "
                          "bytes follow",
-                         file->path, (int)header[2], content->token_bytes, (unsigned long long)body);
+                         file->path, (int)header[2], content->token_bytes, body);
     }
     content->tokens = (const uint8_t *)file->mapping + LLMC_HEADER_BYTES;
-    content->token_count = (uint64_t)header[2];
+    content->token_count = (size_t)header[2];
     content->separator = wide ? 0 : LLMC_GPT2_END + 1;
     return true;
 }
@@ -193,9 +190,9 @@ static inline bool data_file_read(DataFile *file, int vocabulary, TokenFileCheck
     bool binary = text_format_has_ending(file->path, ".bin");
     if (binary && file->bytes % 2 != 0) {
         return error_set(error,
-                         "%s has %llu bytes, an odd number, but .bin files hold uint16 ids: it is truncated, "
+                         "%s has %zu bytes, an odd number, but .bin files hold uint16 ids: it is truncated, "
                          "or misnamed text",
-                         file->path, (unsigned long long)file->bytes);
+                         file->path, file->bytes);
     }
     if (binary && data_file_bits(file) != 16) {
         return error_set(error, "%s looks like ids of %d bits; nanoGPT's files have 16: write them as uint16",
@@ -205,7 +202,7 @@ static inline bool data_file_read(DataFile *file, int vocabulary, TokenFileCheck
     size_t mark = binary ? 0 : utf8_mark(file->mapping, file->bytes);
     content->token_bytes = binary ? 2 : 1;
     content->tokens = (const uint8_t *)file->mapping + mark;
-    content->token_count = (file->bytes - mark) / (uint64_t)content->token_bytes;
+    content->token_count = (file->bytes - mark) / (size_t)content->token_bytes;
     return true;
 }
 
@@ -225,7 +222,7 @@ static inline void data_loader_add(DataLoader *loader, char *path) {
 
 // The .bin files in a directory of that literal name. To be freed.
 static inline char *data_directory_pattern(const char *path) {
-    char *pattern = (char *)memory_take(2 * strlen(path) + sizeof "/*.bin", 1), *end = pattern;
+    char *pattern = MEMORY_OF(char, 2 * strlen(path) + sizeof "/*.bin"), *end = pattern;
     for (const char *letter = path; *letter != '\0'; letter++) {
         if (strchr("*?[\\", *letter) != NULL) { *end++ = '\\'; }
         *end++ = *letter;
@@ -317,7 +314,7 @@ static inline bool data_loader_is_text(const DataLoader *loader) {
 
 // Files as texts (count), for the caller to free.
 static inline Text *data_files_texts(const DataFile *files, int count) {
-    Text *texts = (Text *)memory_take((size_t)count, sizeof *texts);
+    Text *texts = MEMORY_OF(Text, count);
     for (int i = 0; i < count; i++) {
         texts[i].bytes = files[i].content.tokens;
         texts[i].size = files[i].content.token_count;
@@ -367,9 +364,8 @@ static inline bool data_loader_map(DataLoader *loader, const DataRequest *reques
         if (request->divides && (loader->separator == 0 || file->content.separator != loader->separator)) {
             return error_set(error,
                              "%s does not say which token divides its documents%s. --attend document takes "
-                             "files of tokenizer.prepare, except chats whose "
-                             "turns end with that token, which --pad keeps apart; texts for a tokenizer; and "
-                             "llm.c's files of GPT-2",
+                             "files of tokenizer.prepare, except chats whose turns end with that token, "
+                             "which --pad keeps apart; texts for a tokenizer; and llm.c's files of GPT-2",
                              file->path, file->content.separator == 0 ? "" : " as the file before it does");
         }
         if (check == TOKEN_FILE_CHECK_HEADER) { continue; }
@@ -403,24 +399,23 @@ static inline bool data_loader_predicts(const DataLoader *loader, uint64_t first
 // Divides the windows of each source into training and validation. An error: none to train on.
 static inline bool data_loader_divide(DataLoader *loader, Error *error) {
     int T = loader->sequence_length;
-    uint64_t all = 0;
+    size_t all = 0;
     for (DataSource *source = loader->sources; source < loader->sources + loader->source_count; source++) {
-        uint64_t tokens = 0, held = 0;
+        size_t tokens = 0, held = 0;
         source->first_window = all;
         for (int i = source->first_file; i < source->first_file + source->file_count; i++) {
-            uint64_t count = loader->files[i].content.token_count;
+            size_t count = loader->files[i].content.token_count;
             loader->files[i].first_window = all;
             tokens += count;
-            all += count > 0 ? (count - 1) / (uint64_t)T : 0;
+            all += count > 0 ? (count - 1) / (size_t)T : 0;
         }
-        uint64_t windows = all - source->first_window;
+        size_t windows = all - source->first_window;
         if (loader->hold_out) { held = size_min(size_max(windows / HOLD_OUT_DIVISOR, 1), HOLD_OUT_MOST); }
         if (windows <= held) {
             return error_set(error,
-                             "%s is too short: of its %llu tokens %s takes %d at least, in one file: "
+                             "%s is too short: of its %zu tokens %s takes %d at least, in one file: "
                              "lower --seq-len, or give more data",
-                             source->name, (unsigned long long)tokens,
-                             held > 0 ? "training with a validation" : "a window",
+                             source->name, tokens, held > 0 ? "training with a validation" : "a window",
                              (held > 0 ? 2 : 1) * T + 1);
         }
         source->training_windows = windows - held;
@@ -435,13 +430,13 @@ static inline bool data_loader_divide(DataLoader *loader, Error *error) {
 static inline bool data_loader_check_masks(const DataLoader *loader, Error *error) {
     for (const DataSource *source = loader->sources; source < loader->sources + loader->source_count;
          source++) {
-        uint64_t begin = source->first_window, count = source->training_windows,
-                 held = loader->hold_out ? source->validation_windows : 0;
+        size_t begin = source->first_window, count = source->training_windows,
+               held = loader->hold_out ? source->validation_windows : 0;
         bool learns = data_loader_predicts(loader, begin, count);
         if (learns && (held == 0 || data_loader_predicts(loader, begin + count, held))) { continue; }
         return error_set(
-            error, "%s: masks leave out all that could be predicted in its %llu windows of %d tokens%s",
-            source->name, (unsigned long long)(learns ? held : count), loader->sequence_length + 1,
+            error, "%s: masks leave out all that could be predicted in its %zu windows of %d tokens%s",
+            source->name, (learns ? held : count), loader->sequence_length + 1,
             learns ? " for validation, the last ones: give --val-data, or --val-batches none" : "");
     }
     return true;
@@ -481,12 +476,11 @@ static inline bool data_loader_open(DataLoader *loader, const DataRequest *reque
                 (data_loader_add_sources(loader, request, error) && data_loader_map(loader, request, error));
     bool as_bytes = good && data_loader_is_text(loader) && !request->encodes;
     if (as_bytes && !loader->builtin && loader->vocabulary != 256) {
-        good =
-            error_set(error,
-                      "%s is text, and the model has a vocabulary of %d: where that is 256, bytes are its "
-                      "tokens; otherwise give --tokenizer DIR, or in its place 'PREFIX_train_*.bin', which "
-                      "python -m tokenizer.prepare makes of it",
-                      loader->files[0].path, loader->vocabulary);
+        good = error_set(error,
+                         "%s is text, and the model has a vocabulary of %d: where that is 256, bytes are its "
+                         "tokens; otherwise give --tokenizer DIR, or in its place 'PREFIX_train_*.bin', "
+                         "which python -m tokenizer.prepare makes of it",
+                         loader->files[0].path, loader->vocabulary);
     } else if (as_bytes && request->divides) {
         good = error_set(error,
                          "--attend document: %.300s is read as bytes, and no token divides its documents; "
@@ -503,13 +497,12 @@ static inline bool data_loader_open(DataLoader *loader, const DataRequest *reque
 // Whether one epoch has a micro-batch for every rank.
 static inline bool data_loader_require(const DataLoader *loader, int ranks, int micro_batch, Error *error) {
     assert(ranks >= 1 && micro_batch >= 1);
-    uint64_t have = loader->training_windows, need = (uint64_t)ranks * (uint64_t)micro_batch;
+    size_t have = loader->training_windows, need = (size_t)ranks * (size_t)micro_batch;
     return loader->builtin || have >= need ||
            error_set(error,
-                     "%s holds %llu windows of %d tokens to train on, but %d ranks x --micro-batch %d need "
-                     "%llu: lower --micro-batch or --seq-len, start fewer ranks, or give more data",
-                     loader->name, (unsigned long long)have, loader->sequence_length + 1, ranks, micro_batch,
-                     (unsigned long long)need);
+                     "%s holds %zu windows of %d tokens to train on, but %d ranks x --micro-batch %d need "
+                     "%zu: lower --micro-batch or --seq-len, start fewer ranks, or give more data",
+                     loader->name, have, loader->sequence_length + 1, ranks, micro_batch, need);
 }
 
 // One line for the start of a run: what is read and how much of it there is.
@@ -521,13 +514,12 @@ static inline void data_loader_describe(const DataLoader *loader, char *text, si
         return;
     }
     static const char *const kinds[5] = {"", "text as bytes", "uint16 ids", "", "uint32 ids"};
-    unsigned long long tokens = 0;
+    size_t tokens = 0;
     for (int i = 0; i < loader->file_count; i++) { tokens += loader->files[i].content.token_count; }
-    snprintf(text, size, "%s: %d file%s, %s, %llu tokens, %llu windows of %d to train on, %llu held out",
+    snprintf(text, size, "%s: %d file%s, %s, %zu tokens, %zu windows of %d to train on, %zu held out",
              loader->name, loader->file_count, plural(loader->file_count),
-             kinds[loader->files[0].content.token_bytes], tokens,
-             (unsigned long long)loader->training_windows, loader->sequence_length + 1,
-             (unsigned long long)loader->validation_windows);
+             kinds[loader->files[0].content.token_bytes], tokens, loader->training_windows,
+             loader->sequence_length + 1, loader->validation_windows);
 }
 
 // ---- Whether data are still the same --------------------------------------------------
@@ -551,7 +543,7 @@ static inline void data_sample_file(void *context) {
 // several sources also "; weights 1 files 0.7, 1 files 0.3". The names of files do not count, but
 // their order does.
 static inline void data_loader_identify(DataLoader *loader, char text[DATA_IDENTITY_SIZE]) {
-    unsigned long long bytes = 0;
+    size_t bytes = 0;
     uLong all = crc32(0, NULL, 0);
     for (int i = 0; i < loader->file_count; i++) {
         DataFile *file = &loader->files[i];
@@ -561,7 +553,7 @@ static inline void data_loader_identify(DataLoader *loader, char text[DATA_IDENT
         bytes += file->bytes;
         all = crc32(all, (const Bytef *)&file->sum, sizeof file->sum);
     }
-    snprintf(text, DATA_IDENTITY_SIZE, "%d file%s, %llu bytes, samples %08lx", loader->file_count,
+    snprintf(text, DATA_IDENTITY_SIZE, "%d file%s, %zu bytes, samples %08lx", loader->file_count,
              plural(loader->file_count), bytes, (unsigned long)all);
     for (int i = 0; i < loader->source_count && loader->source_count > 1; i++) {
         text_join(text, DATA_IDENTITY_SIZE, i == 0 ? "; weights " : ", ", "%d files %.15g",
@@ -694,7 +686,7 @@ static inline bool data_loader_fill(const DataLoader *loader, DataOrder order, u
                                     int32_t *tokens, int32_t *targets, double *perfect_loss, Error *error) {
     int T = loader->sequence_length;
     double nats = 0.0;
-    uint8_t *bytes = loader->builtin ? (uint8_t *)memory_take((size_t)T + 1, 1) : NULL;
+    uint8_t *bytes = loader->builtin ? MEMORY_OF(uint8_t, T + 1) : NULL;
     bool good = true;
     for (int b = 0; good && b < B; b++) {
         uint64_t sample = first_sample + (uint64_t)b;

@@ -19,11 +19,10 @@
 //
 //   local = alpha local + (1 - alpha) outer, of the fragment
 //
-// Both rules exchange every element once in H inner steps. Streaming DiLoCo sends one
-// fragment at a time, hidden by tau inner steps. D is of the moment of sending; the local
-// parameters, which the tau steps have moved meanwhile, enter the result with weight
-// alpha. All ranks count the same steps, so they agree without a message on which
-// fragment is due.
+// Both rules exchange every element once in H inner steps. Streaming DiLoCo sends one fragment at a
+// time, hidden by tau inner steps. D is of the moment of sending; the local parameters, which the
+// tau steps have moved meanwhile, enter the result with weight alpha. All ranks count the same
+// steps, so they agree without a message on which fragment is due.
 //
 // At the end of a run DiLoCo shortens its last period. Streaming DiLoCo sends no fragment
 // that it could not apply before the end, and then exchanges every fragment once more
@@ -33,8 +32,6 @@
 #include "local_steps.h"
 #include "scheduler/rule.h"
 
-// ---- Options --------------------------------------------------------------------------
-
 // Only streaming-diloco has the last three.
 typedef struct DilocoOptions {
     int64_t inner_steps;                        // H
@@ -43,8 +40,7 @@ typedef struct DilocoOptions {
     double alpha;
 } DilocoOptions;
 
-// Fragments take turns: every H/P steps one is sent, and it arrives before the next one
-// is sent.
+// Fragments take turns: every H/P steps one is sent, and it arrives before the next one is sent.
 static inline bool streaming_diloco_check(const void *own, int layers, Error *error) {
     const DilocoOptions *options = (const DilocoOptions *)own;
     long long H = (long long)options->inner_steps, P = (long long)options->fragments,
@@ -92,8 +88,6 @@ static inline void diloco_describe(const SchedulerSettings *settings, char text[
     snprintf(text, RULE_TEXT, "outer rate %g, mu %g", settings->local.outer_nesterov.learning_rate,
              settings->local.outer_nesterov.momentum);
 }
-
-// ---- The rules ------------------------------------------------------------------------
 
 static inline void diloco_period(Scheduler *s) {
     inner_steps(s, steps_left(s, s->settings.local.steps));

@@ -14,22 +14,20 @@
 //   compute         | inner step | ... | inner step | send | inner step | wait_for . apply | ...
 //   communication                                          | reduce . gather  |
 //
-// The local parameters are the master copy of the inner optimizer, whose state stays with
-// the worker. Outer parameters and momentum are the same bits on every rank, because
-// every rank makes the same outer step with the same sum. The outer copy is what is
-// evaluated and saved. The report of the steps up to a sending comes with the job that
-// sent them.
+// The local parameters are the master copy of the inner optimizer, whose state stays with the
+// worker. Outer parameters and momentum are the same bits on every rank, because every rank makes
+// the same outer step with the same sum. The outer copy is what is evaluated and saved. The report
+// of the steps up to a sending comes with the job that sent them.
 #pragma once
 
 #include "scheduler.h"
 
 // ---- Inner steps ----------------------------------------------------------------------
 
-// Decides whether this inner step is made, and adds it to the tally of the steps since
-// the latest exchange. With --on-spike skip only bad steps are left out, and
-// SPIKE_PATIENCE of them in a row count as parameters that are not finite, which ends the
-// run. Otherwise a worker makes no further step between its first bad one and the
-// sending.
+// Decides whether this inner step is made, and adds it to the tally of the steps since the latest
+// exchange. With --on-spike skip only bad steps are left out, and SPIKE_PATIENCE of them in a row
+// count as parameters that are not finite, which ends the run. Otherwise a worker makes no further
+// step between its first bad one and the sending.
 static inline bool inner_step_is_good(Scheduler *s, Stream *stream, double norm) {
     Tally *tally = &s->gradients.tally, step = *tally;
     SpikeState *spikes = &s->spikes;
@@ -161,29 +159,27 @@ static inline void fragment_work_on(const FragmentWork *work, size_t begin, size
         packed += segment_begin(&s->problem, next) - stretch;
         size_t first = size_max(before, begin), last = size_min(packed, end), flat = stretch + first - before;
         if (first >= last) { continue; }
-        size_t count = last - first, block = flat / SPARSE_BLOCK;
-        float *outer = s->local.outer + flat, *local = s->parameters.data + flat,
-              *momentum = s->local.momentum != NULL ? s->local.momentum + flat : NULL,
-              *start = s->local.start != NULL ? s->local.start + flat : outer,
-              *travelling = s->comm_buffer.data + first;
+        size_t block = flat / SPARSE_BLOCK;
+        float *outer = s->local.outer + flat;
+        OuterRange range = {.outer = outer,
+                            .momentum = s->local.momentum != NULL ? s->local.momentum + flat : NULL,
+                            .local = s->parameters.data + flat,
+                            .exchange = s->comm_buffer.data + first,
+                            .start = s->local.start != NULL ? s->local.start + flat : outer,
+                            .count = last - first};
         switch (work->operation) {
-        case FRAGMENT_PSEUDO_GRADIENT:
-            outer_pseudo_gradient(s->compute, travelling, outer, local, count, work->weight);
-            break;
-        case FRAGMENT_NESTEROV:
-            outer_nesterov(s->compute, outer, momentum, local, travelling, count, &work->nesterov);
-            break;
-        case FRAGMENT_MOMENTUM:
-            outer_momentum(s->compute, outer, momentum, local, travelling, start, count, &work->momentum);
-            break;
+        case FRAGMENT_PSEUDO_GRADIENT: outer_pseudo_gradient(s->compute, &range, work->weight); break;
+        case FRAGMENT_NESTEROV: outer_nesterov(s->compute, &range, &work->nesterov); break;
+        case FRAGMENT_MOMENTUM: outer_momentum(s->compute, &range, &work->momentum); break;
         case SPARSE_ENCODE:
-            sparse_encode(s->compute, sparse->sent + block, travelling, outer, local, count,
+            sparse_encode(s->compute, &range, sparse->sent + block,
                           s->settings.local.sparse_beta - (eager ? 1 : 0));
             break;
         case SPARSE_APPLY:
-            sparse_apply(s->compute, outer, local, work->keeps ? start : NULL, eager ? travelling : NULL,
-                         sparse->received + block, sparse_blocks(s->problem.parameter_count), count,
-                         &work->sparse);
+            if (!work->keeps) { range.start = NULL; }
+            if (!eager) { range.exchange = NULL; }
+            sparse_apply(s->compute, &range, sparse->received + block,
+                         sparse_blocks(s->problem.parameter_count), &work->sparse);
         }
     }
 }
@@ -199,7 +195,7 @@ static inline void fragment_block_task(void *context, int task, int thread) {
 // step <- the mean over all workers, with the weights that came with their elements.
 static inline void sparse_weigh(Scheduler *s, Stream *stream, SparseStep *step) {
     int ranks = s->transport->size;
-    float *weights = (float *)memory_take((size_t)ranks, sizeof(float)), total = 0;
+    float *weights = MEMORY_OF(float, ranks), total = 0;
     for (int rank = 0; rank < ranks; rank++) {
         weights[rank] = worker_weight(s, &s->tallies[rank]);
         total += weights[rank];

@@ -9,8 +9,7 @@
 #include "sparse_loco.h"
 #include "zero.h"
 
-// The options that only some rules have. options/options_table.h says how a user writes
-// them.
+// The options that only some rules have. options/options_table.h says how a user writes them.
 typedef struct RuleOptions {
     AccoOptions acco;
     Co2Options co2;

@@ -52,8 +52,6 @@
 #include "scheduler/start.h"
 #include "scheduler/wait.h"
 
-// ---- Launching ------------------------------------------------------------------------
-
 static inline void scheduler_enqueue_job(Scheduler *s) {
     stream_run(s->communication, job_task, s); // H3
     event_record(&s->stepped, s->communication);
@@ -76,8 +74,6 @@ static inline void launch_following(Scheduler *s, JobKind kind) {
     if (s->settings.overlap) { scheduler_enqueue_job(s); }
 }
 
-// ---- Computing ------------------------------------------------------------------------
-
 // The gradients are added to s->gradients. Compute stream; the host waits, since it must
 // not run ahead of a late job either.
 static inline void accumulate(Scheduler *s, int count) {
@@ -96,8 +92,6 @@ static inline void accumulate(Scheduler *s, int count) {
     buffer_change(&s->gradients, BUFFER_WRITING, followed ? BUFFER_WRITING : BUFFER_READY);
     if (followed && !s->settings.overlap) { scheduler_enqueue_job(s); }
 }
-
-// ---- The boundary ---------------------------------------------------------------------
 
 static inline void boundary_task(void *context, Stream *stream) {
     Scheduler *s = (Scheduler *)context;
@@ -159,8 +153,6 @@ static inline void scheduler_drop(Scheduler *s) {
     s->parameters.state = s->gradients.state = s->comm_buffer.state = BUFFER_FREE;
     s->job_in_flight = s->spikes.rollback_due = false;
 }
-
-// ---- How overlapped rules begin -------------------------------------------------------
 
 // Whether a gradient sum waits for the next launch: not before the first round.
 static inline bool is_handed_over(const Scheduler *s) { return s->comm_buffer.state == BUFFER_READY; }

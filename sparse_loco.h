@@ -21,13 +21,11 @@
 // gap to DDP at H = 4 and three quarters at H = 1 (dev/results/local-rules-2026-11-25.md).
 // With beta < 1 old errors fade.
 //
-// Workers gather each other's blocks, 0.23 bits for an element and worker, and each adds
-// them up, in the order of ranks. So outer stays the same bits on all workers; --wire has
-// nothing to round.
+// Workers gather each other's blocks, 0.23 bits for an element and worker, and each adds them up,
+// in the order of ranks. So outer stays the same bits on all workers; --wire has nothing to round.
 //
-// The tau steps during an exchange count once: local keeps them, so the next
-// pseudo-gradient has them. For this a worker keeps a copy of its parameters at the
-// sending.
+// The tau steps during an exchange count once: local keeps them, so the next pseudo-gradient has
+// them. For this a worker keeps a copy of its parameters at the sending.
 //
 // The paper waits (tau = 0) and has alpha = 1 and beta = 0.95. At the end of a run the
 // steps since the last sending are exchanged, too. What is in the errors then is lost:
@@ -36,8 +34,6 @@
 
 #include "local_steps.h"
 #include "scheduler/rule.h"
-
-// ---- Options --------------------------------------------------------------------------
 
 typedef struct SparseLocoOptions {
     int64_t inner_steps, delay; // H, tau
@@ -67,8 +63,6 @@ static inline void sparse_loco_configure(const void *own, SchedulerSettings *set
     local->sparse_beta = (float)options->beta;
     local->sparse_alpha = (float)options->alpha;
 }
-
-// ---- The rule -------------------------------------------------------------------------
 
 static inline void sparse_loco_period(Scheduler *s) {
     int steps = s->settings.local.steps, delay = s->settings.local.delay, left = steps_left(s, steps);

@@ -34,7 +34,7 @@ static void write_trace(Run *run);
 static void release_run(Run *run, int exit_code);
 
 int main(int argc, char **argv) {
-    Run *run = (Run *)memory_take(1, sizeof *run);
+    Run *run = MEMORY_OF(Run, 1);
     Error error = {""};
     files_open_standard();
     setvbuf(stderr, NULL, _IOLBF, BUFSIZ); // a line is one write: neither a launcher nor a thread tears it
@@ -58,7 +58,7 @@ int main(int argc, char **argv) {
         if (!options_print_topic(stdout, run->options.topic, &error)) { exit_user_mistake(&error); }
         break;
     case COMMAND_HELP_MARKDOWN: options_print_markdown(stdout); break;
-    case COMMAND_VERSION: print_build_facts(stdout); break;
+    case COMMAND_VERSION: print_build_facts(); break;
     }
     // Training has a log; what other commands print is all that they do.
     if (run->options.command != COMMAND_TRAIN && (fflush(stdout) != 0 || ferror(stdout) != 0)) {
@@ -70,7 +70,7 @@ int main(int argc, char **argv) {
     exit(exit_code);
 }
 
-// All ranks meet before one of them can leave: under mpirun others would wait for ever
+// All ranks meet before one of them can leave: under mpirun the others would wait for ever
 // for it. understood: false if the command line has an error, which is in `error`.
 // Training, eval and a plan keep the transport; of other commands all ranks but 0 exit. Help and
 // --version never meet: scripts that start ranks may call them first, and a process of
@@ -93,14 +93,14 @@ static void meet_ranks(Run *run, bool understood, Error *error) {
         signal_watch_prepare(&run->signal_watch);
         terminal_open(&run->terminal, stdout);
     }
-    agree_or_exit(run, understood ? 0 : EXIT_USER_MISTAKE, error);
+    agree_or_exit(run, understood, EXIT_USER_MISTAKE, error);
     OptionsCommand first = command;
     share_from_rank_zero(&run->transport, "commands", &first, sizeof first);
     if (command != first) {
         error_set(error, "rank %d was started with the command %s and rank 0 with %s: start all ranks alike",
                   run->transport.rank, command_names[command], command_names[first]);
     }
-    agree_or_exit(run, command == first ? 0 : EXIT_USER_MISTAKE, error);
+    agree_or_exit(run, command == first, EXIT_USER_MISTAKE, error);
     // A start with a large model from a slow disk may take longer than a commit of training.
     run->transport.timeout_seconds = fmax(run->transport.timeout_seconds, run->options.timeout_s);
     if (together) { return; }
@@ -123,7 +123,7 @@ static int command_train(Run *run) {
     announce_run(run, hellos);
     resume_run(run);
     Error none = {""};
-    agree_or_exit(run, 0, &none); // a wish to stop that came while the checkpoint was read
+    agree_or_exit(run, true, 0, &none); // a wish to stop that came while the checkpoint was read
     int exit_code = finish_run(run, train(run));
     release_run(run, exit_code);
     return exit_code;
@@ -147,23 +147,22 @@ static void choose_alone(Run *run) {
         text_join(error.text, sizeof error.text, "; ", "what is not given is as in %.300s", options->kept);
     }
     wait_for_rank_zero(transport, "checking the model"); // its checksums: a large one takes minutes
-    agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
+    agree_or_exit(run, good, EXIT_USER_MISTAKE, &error);
 }
 
 // Decides what depends on the other ranks: how GPUs exchange, and so the plan of memory.
 static void choose_together(Run *run, const Hello *hellos) {
-    Setup setup = setup_of_run(run);
     Error error = {""};
     Transport *transport = &run->transport;
     const Options *options = &run->options;
     choose_precision(run);
-    meet_on_hosts(transport, options);
+    meet_on_hosts(run);
     placement_choose_exchange(&run->placement, options, transport);
     bool good = placement_choose_gpu_exchange(&run->placement, options, transport, hellos, &error) &&
-                reserve_memory(&setup, &error);
-    MemoryRoom room = memory_room(&setup);
-    good = good && fit_check(&setup, &room, &error);
-    agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
+                reserve_memory(run, &error);
+    MemoryRoom room = memory_room(run);
+    good = good && fit_check(run, &room, &error);
+    agree_or_exit(run, good, EXIT_USER_MISTAKE, &error);
 }
 
 // ---- The loop --------------------------------------------------------------------------
@@ -221,7 +220,7 @@ static void train_to_target(Run *run) {
     }
     bool early = s->wishes.stop_agreed || has_stopped_improving(run);
     if (early && run_is_main(run) && run->reports.window.has_commits) {
-        report_window(&run->reports, training_seconds(&run->clock));
+        report_window(&run->reports, training_seconds(run));
     }
     if (s->wishes.stop_agreed || (rule->finish == NULL && !was_done)) { return; }
     bool changed = rule->finish != NULL && rule->finish(s);
@@ -251,7 +250,7 @@ static void follow_commits(Run *run, bool last) {
     reports->seen.reports = s->reports;
     reports->seen.commit = now;
     if (reports_here && reports->window.has_commits && (last || is_due(before, now, options->report_every))) {
-        report_window(reports, training_seconds(&run->clock));
+        report_window(reports, training_seconds(run));
         watch_data(run);
     }
     if (options->val_batches > 0 && (last || is_due(before, now, options->val_every))) {
@@ -261,7 +260,7 @@ static void follow_commits(Run *run, bool last) {
         print_sample(run, false);
     }
     if (reports_here) {
-        double seconds = training_seconds(&run->clock);
+        double seconds = training_seconds(run);
         Progress progress = {
             "", "tokens", tokens_done(run), options->tokens, seconds, QUIET_TRAINING_SECONDS};
         terminal_bar(&run->terminal, &progress, clock_seconds());
@@ -280,10 +279,10 @@ static int finish_run(Run *run, bool saved) {
         if (run_is_main(run)) { reports_close(&run->reports); }
         return EXIT_SYSTEM_FAILURE;
     }
-    uint64_t fingerprint = check_committed(s, run->rule, false);
+    uint64_t fingerprint = check_committed(run, false);
     // The weights may be casts of what counts.
-    if (s->settings.gathers_casts) { fingerprint = check_committed(s, run->rule, true); }
-    double computed = (double)(s->micro_batches_begun - run->reports.micro_batches_before);
+    if (s->settings.gathers_casts) { fingerprint = check_committed(run, true); }
+    double computed = s->micro_batches_begun - run->reports.micro_batches_before;
     RankPace mine = {computed > 0 ? run->reports.micro_batch_seconds / computed : 0,
                      run->reports.exposed_seconds};
     RankPace *paces = (RankPace *)transport_collect_records(transport, "means", &mine, sizeof mine);

@@ -25,7 +25,7 @@ typedef struct Adapters {
 } Adapters;
 
 static inline void adapters_close(Adapters *adapters) {
-    if (adapters->entries != NULL) { safetensors_close(&adapters->file); }
+    safetensors_close(&adapters->file);
     free(adapters->entries);
     adapters->entries = NULL;
 }
@@ -43,8 +43,6 @@ static inline void adapters_merge(float *matrix, const float *a, const float *b,
     }
 }
 
-// ---- Reading --------------------------------------------------------------------------
-
 // Reads adapter_config.json of `directory`: rank and scale, and the directory of the model.
 // Refuses what changes the formula above.
 static inline bool adapters_read_config(const char *directory, Adapters *adapters, char base[PATH_MAX],
@@ -56,18 +54,12 @@ static inline bool adapters_read_config(const char *directory, Adapters *adapter
     json_error_t problem;
     if (!path_within(path, directory, ADAPTERS_CONFIG, error)) { return false; }
     json_t *root = json_file_load(path, 0, &problem);
-    const char *begun = json_string_value(json_object_get(root, "init_lora_weights"));
-    const json_t *type = json_object_get(root, "peft_type"), *bias = json_object_get(root, "bias"),
-                 *rank = json_object_get(root, "r"), *alpha = json_object_get(root, "lora_alpha"),
+    const char *begun = json_text(root, "init_lora_weights");
+    const json_t *rank = json_object_get(root, "r"), *alpha = json_object_get(root, "lora_alpha"),
                  *model = json_object_get(root, "base_model_name_or_path");
-    const struct {
-        bool holds;
-        const char *text;
-    } conditions[] = {
-        {type != NULL && json_is_string(type) && strcmp(json_string_value(type), "LORA") == 0,
-         "peft_type must be \"LORA\""},
-        {bias == NULL || (json_is_string(bias) && strcmp(json_string_value(bias), "none") == 0),
-         "bias must be \"none\""},
+    const Condition conditions[] = {
+        {json_says(root, "peft_type", "LORA"), "peft_type must be \"LORA\""},
+        {json_object_get(root, "bias") == NULL || json_says(root, "bias", "none"), "bias must be \"none\""},
         {json_is_integer(rank) && json_integer_value(rank) >= 1 && json_integer_value(rank) <= 65536,
          "r must be a whole number from 1 to 65536"},
         {json_is_number(alpha) && fabs(json_number_value(alpha)) <= 1e6, "lora_alpha must be a number"},
@@ -91,10 +83,11 @@ static inline bool adapters_read_config(const char *directory, Adapters *adapter
     }
     bool stays = begun == NULL;
     for (int i = 0; i < 4 && !stays; i++) { stays = strcmp(begun, begins[i]) == 0; }
-    good = good && (stays || error_set(error,
-                                       "%.300s: adapters that began as \"%.40s\" change the model, too: "
-                                       "merge them with peft",
-                                       path, begun));
+    if (good && !stays) {
+        good = error_set(
+            error, "%.300s: adapters that began as \"%.40s\" change the model, too: merge them with peft",
+            path, begun);
+    }
     if (good) {
         adapters->rank = (int)json_integer_value(rank);
         adapters->scale = (float)(json_number_value(alpha) / adapters->rank);
@@ -135,17 +128,15 @@ static inline bool adapters_place(Adapters *adapters, const SafetensorsEntry *en
 static inline bool adapters_open(Adapters *adapters, const char *directory, const ParameterTable *table,
                                  Error *error) {
     char path[PATH_MAX];
-    struct stat status;
     if (!path_within(path, directory, ADAPTERS_WEIGHTS, error)) { return false; }
-    if (stat(path, &status) != 0) {
+    if (access(path, F_OK) != 0) {
         return error_set(error,
                          "%.300s has no %s. An adapter_model.bin is converted in Python by peft's "
                          "AutoPeftModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT)",
                          directory, ADAPTERS_WEIGHTS);
     }
     if (!safetensors_open(&adapters->file, path, error)) { return false; }
-    adapters->entries =
-        (const SafetensorsEntry **)memory_take(2 * (size_t)table->count, sizeof *adapters->entries);
+    adapters->entries = MEMORY_OF(const SafetensorsEntry *, 2 * (size_t)table->count);
     bool good = true;
     for (size_t i = 0; i < adapters->file.count && good; i++) {
         good = adapters_place(adapters, &adapters->file.entries[i], table, error);
@@ -163,7 +154,7 @@ static inline bool adapters_open(Adapters *adapters, const char *directory, cons
 static inline void adapters_apply(const Adapters *adapters, const ParameterInfo *info, int i, float *matrix) {
     const SafetensorsEntry *a = adapters->entries[2 * i], *b = adapters->entries[2 * i + 1];
     if (a == NULL) { return; }
-    float *values = (float *)memory_take(a->count + b->count, sizeof *values);
+    float *values = MEMORY_OF(float, a->count + b->count);
     safetensors_read_floats(a, 0, a->count, values);
     safetensors_read_floats(b, 0, b->count, values + a->count);
     adapters_merge(matrix, values, values + a->count, info->rows, info->columns, adapters->rank,
@@ -171,9 +162,6 @@ static inline void adapters_apply(const Adapters *adapters, const ParameterInfo 
     free(values);
 }
 
-// ---- Writing --------------------------------------------------------------------------
-
-// Writes adapter_config.json into `directory`. base: the directory of the model.
 static inline bool adapters_write_config(const char *directory, const TrainedPart *part, const char *base,
                                          Error *error) {
     char whole[PATH_MAX];

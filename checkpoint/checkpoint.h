@@ -159,7 +159,7 @@ static inline size_t checkpoint_bytes(const Scheduler *s) {
     return bytes;
 }
 
-// ---- The manifest: numbers ------------------------------------------------------------
+// ---- The manifest ---------------------------------------------------------------------
 
 // How a number of the run's state is stored, and which values of it are sound.
 typedef enum NumberKind {
@@ -168,10 +168,7 @@ typedef enum NumberKind {
     NUMBER_FLAG,   // bool
     NUMBER_REAL,   // double, as text: it comes back bit for bit, and may be NaN
     NUMBER_AMOUNT, // the same, from 0 to 2^53
-    // Objects of numbers
-    NUMBER_SITE,
-    NUMBER_TALLY,
-    NUMBER_DETECTOR
+    NUMBER_GROUP   // an object of numbers
 } NumberKind;
 
 // A number's name in the manifest, and its place in a struct. A table ends with a row without name.
@@ -179,13 +176,16 @@ typedef struct StateNumber {
     const char *key;
     NumberKind kind;
     size_t offset;
+    const struct StateNumber *members; // of a group
 } StateNumber;
 
 #define NUMBER_AS(key, kind, type, member) \
-    { key, NUMBER_##kind, offsetof(type, member) }
+    { key, NUMBER_##kind, offsetof(type, member), NULL }
 #define NUMBER(kind, type, member) NUMBER_AS(#member, kind, type, member)
+#define GROUP(members, type, member) \
+    { #member, NUMBER_GROUP, offsetof(type, member), members }
 #define NUMBERS_END \
-    { NULL, NUMBER_INT, 0 }
+    { NULL, NUMBER_INT, 0, NULL }
 
 static const StateNumber SITE_NUMBERS[] = {NUMBER(AMOUNT, SpikeSite, micro_batch),
                                            NUMBER(AMOUNT, SpikeSite, element),
@@ -198,7 +198,7 @@ static const StateNumber TALLY_NUMBERS[] = {NUMBER(AMOUNT, Tally, micro_batches)
                                             NUMBER(REAL, Tally, perfect_loss),
                                             NUMBER(AMOUNT, Tally, not_finite),
                                             NUMBER(AMOUNT, Tally, left_out),
-                                            NUMBER(SITE, Tally, site),
+                                            GROUP(SITE_NUMBERS, Tally, site),
                                             NUMBERS_END};
 
 // The limit of a detector is an option, and no part of what it has learned.
@@ -217,19 +217,17 @@ typedef struct WorkerNumbers {
 } WorkerNumbers;
 
 static const StateNumber WORKER_NUMBERS[] = {
-    NUMBER(COUNT, WorkerNumbers, micro_batches_begun), NUMBER(TALLY, WorkerNumbers, tally),
-    NUMBER(TALLY, WorkerNumbers, handed_over),         NUMBER(REAL, WorkerNumbers, local_norm),
-    NUMBER(REAL, WorkerNumbers, local_rate),           NUMBER(DETECTOR, WorkerNumbers, norms),
-    NUMBER(DETECTOR, WorkerNumbers, losses),           NUMBER(AMOUNT, WorkerNumbers, spikes_in_a_row),
-    NUMBER(FLAG, WorkerNumbers, data_changed),         NUMBERS_END,
-};
+    NUMBER(COUNT, WorkerNumbers, micro_batches_begun), GROUP(TALLY_NUMBERS, WorkerNumbers, tally),
+    GROUP(TALLY_NUMBERS, WorkerNumbers, handed_over),  NUMBER(REAL, WorkerNumbers, local_norm),
+    NUMBER(REAL, WorkerNumbers, local_rate),           GROUP(DETECTOR_NUMBERS, WorkerNumbers, norms),
+    GROUP(DETECTOR_NUMBERS, WorkerNumbers, losses),    NUMBER(AMOUNT, WorkerNumbers, spikes_in_a_row),
+    NUMBER(FLAG, WorkerNumbers, data_changed),         NUMBERS_END};
 
 // The latest job. If it is in flight, the next boundary will apply its result.
 static const StateNumber JOB_NUMBERS[] = {
     NUMBER(INT, Job, kind),           NUMBER(COUNT, Job, commit),       NUMBER(AMOUNT, Job, gradients_done),
     NUMBER(INT, Job, fragment),       NUMBER(REAL, Job, learning_rate), NUMBER(REAL, Job, gradient_norm),
-    NUMBER(INT, Job, first_bad_rank), NUMBER(TALLY, Job, total),        NUMBERS_END,
-};
+    NUMBER(INT, Job, first_bad_rank), GROUP(TALLY_NUMBERS, Job, total), NUMBERS_END};
 
 static const StateNumber SCHEDULER_NUMBERS[] = {
     NUMBER_AS("commit", COUNT, Scheduler, optimizer.steps),
@@ -244,7 +242,6 @@ static const StateNumber SCHEDULER_NUMBERS[] = {
     NUMBER_AS("reported_gradients", AMOUNT, Scheduler, report.gradients_done),
     NUMBERS_END};
 
-// What the run was.
 static const StateNumber RUN_NUMBERS[] = {NUMBER_AS("sequences", INT, CheckpointedRun, B),
                                           NUMBER_AS("length", INT, CheckpointedRun, T),
                                           NUMBER(INT, CheckpointedRun, product_processors),
@@ -261,10 +258,6 @@ static const StateNumber PROGRESS_NUMBERS[] = {NUMBER(COUNT, CheckpointedRun, da
                                                NUMBER_AS("worse_validations", COUNT, CheckpointedRun, worse),
                                                NUMBERS_END};
 
-static inline const StateNumber *number_members(NumberKind kind) {
-    return kind == NUMBER_SITE ? SITE_NUMBERS : kind == NUMBER_TALLY ? TALLY_NUMBERS : DETECTOR_NUMBERS;
-}
-
 // Adds the numbers of the struct at `base` to a JSON object, which it returns.
 static inline json_t *numbers_write(json_t *object, const StateNumber *number, const void *base) {
     for (; number->key != NULL; number++) {
@@ -280,7 +273,7 @@ static inline json_t *numbers_write(json_t *object, const StateNumber *number, c
             snprintf(text, sizeof text, "%.17g", *(const double *)at);
             item = json_string(text);
             break;
-        default: item = numbers_write(json_object(), number_members(number->kind), at);
+        case NUMBER_GROUP: item = numbers_write(json_object(), number->members, at);
         }
         json_object_set_new(object, number->key, item);
     }
@@ -316,7 +309,7 @@ static inline bool numbers_read(const json_t *object, const StateNumber *number,
             good = is_real && (number->kind == NUMBER_REAL || (real >= 0 && real <= 0x1p53));
             *(double *)at = real;
             break;
-        default: good = numbers_read(item, number_members(number->kind), at);
+        case NUMBER_GROUP: good = numbers_read(item, number->members, at);
         }
     }
     return good;
@@ -326,9 +319,6 @@ static inline int64_t integer_from_json(const json_t *object, const char *key) {
     return (int64_t)json_integer_value(json_object_get(object, key));
 }
 
-// ---- The manifest ---------------------------------------------------------------------
-
-// Whether Muon steps the matrices of the run's layers.
 static inline bool checkpoint_has_muon(const CheckpointedRun *run) {
     return run->scheduler->optimizer.muon.count > 0;
 }

@@ -33,7 +33,7 @@ typedef struct Gguf {
     size_t size;
     uint64_t key_count;
     GgufTensor *tensors; // (tensor_count)
-    size_t tensor_count, room;
+    size_t tensor_count;
 } Gguf;
 
 static inline void gguf_begin_keys(Gguf *gguf) { gguf->keys = open_memstream(&gguf->bytes, &gguf->size); }
@@ -43,8 +43,6 @@ static inline void gguf_close(Gguf *gguf) {
     free(gguf->bytes);
     free(gguf->tensors);
 }
-
-// ---- Keys -----------------------------------------------------------------------------
 
 static inline void gguf_write_u32(FILE *file, uint32_t value) { fwrite(&value, sizeof value, 1, file); }
 static inline void gguf_write_u64(FILE *file, uint64_t value) { fwrite(&value, sizeof value, 1, file); }
@@ -88,8 +86,6 @@ static inline void gguf_begin_list(Gguf *gguf, const char *key, uint32_t type, s
     gguf_write_u64(gguf->keys, count);
 }
 
-// ---- Numbers --------------------------------------------------------------------------
-
 // To nearest even; what is too large becomes infinite.
 static inline uint16_t fp16_from_float(float value) {
     uint32_t bits = wire_float_bits(value), sign = bits >> 16 & 0x8000u, rest = bits & 0x7fffffffu;
@@ -111,27 +107,21 @@ static inline size_t gguf_bytes(GgufType type, size_t count) {
                                : 2 * count;
 }
 
-// A block of q8_0: out (GGUF_BLOCK_BYTES) <- in (GGUF_BLOCK). Returns its scale, as fp16.
-static inline uint16_t gguf_encode_block(const float *in, uint8_t *out) {
-    float most = 0;
-    for (int i = 0; i < GGUF_BLOCK; i++) { most = fmaxf(most, fabsf(in[i])); }
-    float inverse = most > 1e-30f ? 127 / most : 0; // below, the scale is 0
-    uint16_t scale = fp16_from_float(most / 127);
-    memcpy(out, &scale, sizeof scale);
-    for (int i = 0; i < GGUF_BLOCK; i++) { out[2 + i] = (uint8_t)(int8_t)roundf(in[i] * inverse); }
-    return scale;
-}
-
 enum { GGUF_PART = 4096 }; // numbers that are encoded at a time: whole blocks
 
 // out <- in (count) in this type, which is not fp32. False: it cannot hold one of them.
 static inline bool gguf_encode(GgufType type, const float *in, size_t count, uint8_t *out) {
     uint16_t infinite = 0;
-    for (size_t i = 0; type == GGUF_Q8_0 && i < count; i += GGUF_BLOCK) {
-        uint16_t scale = gguf_encode_block(in + i, out + i / GGUF_BLOCK * GGUF_BLOCK_BYTES);
+    for (; type == GGUF_Q8_0 && count > 0; count -= GGUF_BLOCK, in += GGUF_BLOCK, out += GGUF_BLOCK_BYTES) {
+        float most = 0;
+        for (int i = 0; i < GGUF_BLOCK; i++) { most = fmaxf(most, fabsf(in[i])); }
+        float inverse = most > 1e-30f ? 127 / most : 0; // below, the scale is 0
+        uint16_t scale = fp16_from_float(most / 127);
+        memcpy(out, &scale, sizeof scale);
+        for (int i = 0; i < GGUF_BLOCK; i++) { out[2 + i] = (uint8_t)(int8_t)roundf(in[i] * inverse); }
         infinite |= (scale & 0x7c00u) == 0x7c00u;
     }
-    for (size_t i = 0; type != GGUF_Q8_0 && i < count; i++) {
+    for (size_t i = 0; i < count; i++) {
         uint16_t half = type == GGUF_BF16 ? bf16_from_float(in[i]) : fp16_from_float(in[i]);
         uint16_t exponent = type == GGUF_F16 ? 0x7c00u : 0x7f80u;
         infinite |= (half & exponent) == exponent;
@@ -140,16 +130,12 @@ static inline bool gguf_encode(GgufType type, const float *in, size_t count, uin
     return infinite == 0;
 }
 
-// ---- The file -------------------------------------------------------------------------
-
 // Names the next tensor. Vectors, and matrices that the caller asks for in fp32, stay so; rows that
 // do not consist of whole blocks become fp16 instead of q8_0.
 static inline GgufTensor *gguf_add_tensor(Gguf *gguf, const char *name, size_t rows, size_t columns,
                                           GgufType type) {
-    if (gguf->tensor_count == gguf->room) {
-        gguf->room = 2 * gguf->room + 64;
-        gguf->tensors = (GgufTensor *)memory_grow(gguf->tensors, gguf->room * sizeof *gguf->tensors);
-    }
+    size_t bytes = (gguf->tensor_count + 1) * sizeof *gguf->tensors;
+    gguf->tensors = (GgufTensor *)memory_grow(gguf->tensors, bytes);
     GgufTensor *tensor = &gguf->tensors[gguf->tensor_count++];
     snprintf(tensor->name, sizeof tensor->name, "%s", name);
     tensor->rows = rows;

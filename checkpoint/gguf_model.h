@@ -11,9 +11,6 @@
 #include "checkpoint/hf_model.h"
 #include "tokenizer/chat.h"
 
-// ---- Tensors --------------------------------------------------------------------------
-
-// Whether the family has tensors of this role.
 static inline bool gguf_has(const ModelConfig *config, TensorRole role) {
     const TensorRow *row = config->family->tensors;
     while (row->name != NULL && row->role != (int)role) { row++; }
@@ -59,16 +56,11 @@ static inline void gguf_order_rows(const ModelConfig *config, const ParameterInf
     free(head);
 }
 
-// ---- Sizes ----------------------------------------------------------------------------
-
 // Whether llama.cpp computes what the model does.
 static inline bool gguf_accept(const ModelConfig *config, Error *error) {
     const RotaryPositions *rotary = &config->rotary;
     bool pairs = config->family->gguf_pairs;
-    const struct {
-        bool refused;
-        const char *with;
-    } cases[] = {
+    const Condition refused[] = {
         {config->family->gguf == NULL, ""},
         {gguf_has(config, TENSOR_POSITIONS) && !config->scaled_scores, " whose scale_attn_weights is false"},
         {config->out_biases && !pairs && config->head_norms, " with attention_bias"},
@@ -78,10 +70,10 @@ static inline bool gguf_accept(const ModelConfig *config, Error *error) {
         {rotary->kind == ROTARY_LLAMA3 && !pairs, " with positions of the kind llama3"},
         {rotary->fractional && !pairs, " with positions whose truncate is false"},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        if (!cases[i].refused) { continue; }
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+        if (!refused[i].holds) { continue; }
         return error_set(error, "llama.cpp knows no %s%s: --to DIRECTORY writes it for transformers",
-                         config->family->name, cases[i].with);
+                         config->family->name, refused[i].text);
     }
     return true;
 }
@@ -97,12 +89,12 @@ static inline void gguf_add_positions(Gguf *gguf, const ModelConfig *config) {
     if (!config->family->gguf_pairs && scaled) {
         gguf_add_text(gguf, GGUF_KEY("rope.scaling.type"), yarn ? "yarn" : "linear");
         gguf_add_real(gguf, GGUF_KEY("rope.scaling.factor"), rotary->factor);
-        if (yarn) { growth /= 1 + 0.1 * log(rotary->factor); } // by which llama.cpp multiplies itself
-    }
-    if (yarn && !config->family->gguf_pairs) {
-        gguf_add_number(gguf, GGUF_KEY("rope.scaling.original_context_length"), (int)rotary->original);
-        gguf_add_real(gguf, GGUF_KEY("rope.scaling.yarn_beta_fast"), rotary->high);
-        gguf_add_real(gguf, GGUF_KEY("rope.scaling.yarn_beta_slow"), rotary->low);
+        if (yarn) {
+            growth /= 1 + 0.1 * log(rotary->factor); // by which llama.cpp multiplies itself
+            gguf_add_number(gguf, GGUF_KEY("rope.scaling.original_context_length"), (int)rotary->original);
+            gguf_add_real(gguf, GGUF_KEY("rope.scaling.yarn_beta_fast"), rotary->high);
+            gguf_add_real(gguf, GGUF_KEY("rope.scaling.yarn_beta_slow"), rotary->low);
+        }
     }
     if (yarn) { gguf_add_real(gguf, GGUF_KEY("rope.scaling.attn_factor"), growth); }
 }
@@ -149,8 +141,6 @@ static inline bool gguf_factors(const ModelConfig *config, float *factors) {
     return true;
 }
 
-// ---- The tokenizer --------------------------------------------------------------------
-
 // How llama.cpp cuts texts: it knows ways by name.
 #define GGUF_WORDS(digits) \
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" digits \
@@ -166,17 +156,6 @@ static const struct {
     {"qwen2", GGUF_WORDS("\\p{N}") "\n", false},
 };
 
-// NULL: it has no name for the tokenizer's.
-static inline const char *gguf_cutter(const Tokenizer *tokenizer) {
-    for (size_t i = 0; i < sizeof gguf_cutters / sizeof gguf_cutters[0]; i++) {
-        if (strcmp(tokenizer->pattern_texts, gguf_cutters[i].patterns) == 0 &&
-            gguf_cutters[i].ignores_merges == (tokenizer->whole != NULL)) {
-            return gguf_cutters[i].name;
-        }
-    }
-    return NULL;
-}
-
 // What the tokens are; the format's own numbers.
 enum {
     TOKEN_NORMAL = 1,
@@ -187,16 +166,17 @@ enum {
     TOKEN_BYTE = 6
 };
 
-typedef struct GgufTokens {
-    const char **texts; // (vocabulary) as in tokenizer.json; NULL: no token has this id
-    int32_t *kinds;     // (vocabulary)
-    float *scores;      // (vocabulary): BPE of characters merges the highest first
-} GgufTokens;
+typedef struct GgufToken {
+    const char *text; // as in tokenizer.json; NULL: no token has this id
+    uint32_t kind;
+    float score; // BPE of characters merges the highest first
+} GgufToken;
 
-static inline void gguf_read_tokens(const json_t *root, const Tokenizer *tokenizer, GgufTokens *tokens) {
+// tokens (vocabulary)
+static inline void gguf_read_tokens(const json_t *root, const Tokenizer *tokenizer, GgufToken *tokens) {
     const json_t *model = json_object_get(root, "model"), *vocabulary = json_object_get(model, "vocab"),
                  *merges = json_object_get(model, "merges"), *added = json_object_get(root, "added_tokens");
-    const char *text, *left, *right, *unknown = json_string_value(json_object_get(model, "unk_token"));
+    const char *text, *left, *right, *unknown = json_text(model, "unk_token");
     json_t *id;
     size_t length, i;
     uint8_t byte[1024];
@@ -205,24 +185,24 @@ static inline void gguf_read_tokens(const json_t *root, const Tokenizer *tokeniz
         if (tokenizer->characters && strlen(text) < sizeof byte) {
             tokenizer_character_bytes(text, byte, &is_byte);
         }
-        tokens->texts[json_integer_value(id)] = text;
-        tokens->kinds[json_integer_value(id)] = is_byte ? TOKEN_BYTE
-                                                : unknown != NULL && strcmp(text, unknown) == 0
-                                                    ? TOKEN_UNKNOWN
-                                                    : TOKEN_NORMAL;
+        GgufToken *token = &tokens[json_integer_value(id)];
+        token->text = text;
+        token->kind = is_byte                                         ? TOKEN_BYTE
+                      : unknown != NULL && strcmp(text, unknown) == 0 ? TOKEN_UNKNOWN
+                                                                      : TOKEN_NORMAL;
     }
     json_array_foreach(added, i, id) {
-        json_int_t place = json_integer_value(json_object_get(id, "id"));
-        tokens->texts[place] = json_string_value(json_object_get(id, "content"));
-        if (tokens->kinds[place] == TOKEN_UNKNOWN) { continue; }
-        tokens->kinds[place] = json_is_true(json_object_get(id, "special")) ? TOKEN_CONTROL : TOKEN_OF_USER;
+        GgufToken *token = &tokens[json_integer_value(json_object_get(id, "id"))];
+        token->text = json_text(id, "content");
+        if (token->kind == TOKEN_UNKNOWN) { continue; }
+        token->kind = json_flag(id, "special") ? TOKEN_CONTROL : TOKEN_OF_USER;
     }
     for (i = json_array_size(merges); tokenizer->characters && i-- > 0;) { // the first that makes it counts
         if (!tokenizer_split_merge(json_array_get(merges, i), &left, &length, &right)) { continue; }
-        char *whole = (char *)memory_take(length + strlen(right) + 1, 1);
+        char *whole = MEMORY_OF(char, length + strlen(right) + 1);
         memcpy(whole, left, length);
         strcpy(whole + length, right);
-        tokens->scores[json_integer_value(json_object_get(vocabulary, whole))] = -(float)i;
+        tokens[json_integer_value(json_object_get(vocabulary, whole))].score = -(float)i;
         free(whole);
     }
 }
@@ -230,25 +210,24 @@ static inline void gguf_read_tokens(const json_t *root, const Tokenizer *tokeniz
 static inline void gguf_add_tokens(Gguf *gguf, const json_t *root, const ModelConfig *config,
                                    const Tokenizer *tokenizer) {
     size_t V = (size_t)config->vocabulary;
-    GgufTokens tokens = {(const char **)memory_take(V, sizeof(char *)),
-                         (int32_t *)memory_take(V, sizeof(int32_t)), (float *)memory_take(V, sizeof(float))};
+    GgufToken *tokens = MEMORY_OF(GgufToken, V);
     const json_t *merges = json_object_get(json_object_get(root, "model"), "merges");
     for (size_t i = 0; i < V; i++) {
-        tokens.kinds[i] = TOKEN_UNUSED;
-        tokens.scores[i] = -1e9f;
+        tokens[i].kind = TOKEN_UNUSED;
+        tokens[i].score = -1e9f;
     }
-    gguf_read_tokens(root, tokenizer, &tokens);
+    gguf_read_tokens(root, tokenizer, tokens);
     gguf_begin_list(gguf, "tokenizer.ggml.tokens", GGUF_TEXT, V);
     for (size_t i = 0; i < V; i++) {
         char unused[48]; // rows without a token, as in a vocabulary that was rounded up
         snprintf(unused, sizeof unused, "[UNUSED_ROW_%zu]", i);
-        gguf_write_text(gguf->keys, tokens.texts[i] != NULL ? tokens.texts[i] : unused);
+        gguf_write_text(gguf->keys, tokens[i].text != NULL ? tokens[i].text : unused);
     }
     gguf_begin_list(gguf, "tokenizer.ggml.token_type", GGUF_I32, V);
-    fwrite(tokens.kinds, sizeof *tokens.kinds, V, gguf->keys);
+    for (size_t i = 0; i < V; i++) { gguf_write_u32(gguf->keys, tokens[i].kind); }
     if (tokenizer->characters) {
         gguf_begin_list(gguf, "tokenizer.ggml.scores", GGUF_REAL, V);
-        fwrite(tokens.scores, sizeof *tokens.scores, V, gguf->keys);
+        for (size_t i = 0; i < V; i++) { fwrite(&tokens[i].score, sizeof(float), 1, gguf->keys); }
     } else {
         const char *left, *right;
         size_t length, i;
@@ -260,9 +239,7 @@ static inline void gguf_add_tokens(Gguf *gguf, const json_t *root, const ModelCo
             fprintf(gguf->keys, "%.*s %s", (int)length, left, right);
         }
     }
-    free(tokens.texts);
-    free(tokens.kinds);
-    free(tokens.scores);
+    free(tokens);
 }
 
 // The chat template of transformers, in Jinja, which llama.cpp runs. directory: the tokenizer's.
@@ -294,7 +271,7 @@ static inline void gguf_add_template(Gguf *gguf, const char *directory) {
 static inline bool gguf_add_tokenizer(Gguf *gguf, const char *directory, const ModelConfig *config,
                                       const Tokenizer *tokenizer, const Chat *chat, Error *error) {
     char path[PATH_MAX];
-    const char *cutter = tokenizer->characters ? "default" : gguf_cutter(tokenizer);
+    const char *cutter = tokenizer->characters ? "default" : NULL;
     int begin = tokenizer->begin, end = hf_model_special_id(directory, "eos_token", config->vocabulary);
     if (begin < 0) { begin = hf_model_special_id(directory, "bos_token", config->vocabulary); }
     if (end < 0) { end = tokenizer->end < 0 && chat->root != NULL ? chat->end : tokenizer->end; }
@@ -304,12 +281,16 @@ static inline bool gguf_add_tokenizer(Gguf *gguf, const char *directory, const M
         return error_set(error, "%.300s has %d tokens, and the model only %d rows: it is another model's",
                          directory, tokenizer->vocabulary, config->vocabulary);
     }
+    for (size_t i = 0; cutter == NULL && i < sizeof gguf_cutters / sizeof gguf_cutters[0]; i++) {
+        bool same = strcmp(tokenizer->pattern_texts, gguf_cutters[i].patterns) == 0 &&
+                    gguf_cutters[i].ignores_merges == (tokenizer->whole != NULL);
+        if (same) { cutter = gguf_cutters[i].name; }
+    }
     if (cutter == NULL) {
         return error_set(
             error,
-            "%.300s cuts texts in a way that llama.cpp has no name for; it has for those of GPT-2 "
-            "(which train_bpe makes), SmolLM2, Llama 3 and Qwen2: --to DIRECTORY writes the model "
-            "for transformers",
+            "%.300s cuts texts in a way that llama.cpp has no name for; it has for those of GPT-2 (which "
+            "train_bpe makes), SmolLM2, Llama 3 and Qwen2: --to DIRECTORY writes the model for transformers",
             directory);
     }
     json_t *root = hf_model_find_tokenizer(directory, "tokenizer.json", path)

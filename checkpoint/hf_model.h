@@ -34,8 +34,7 @@ typedef struct HfModel {
 static inline bool hf_model_has(const char *directory, const char *name) {
     Error ignored;
     char path[PATH_MAX];
-    struct stat status;
-    return path_within(path, directory, name, &ignored) && stat(path, &status) == 0;
+    return path_within(path, directory, name, &ignored) && access(path, F_OK) == 0;
 }
 
 // ---- Reading: the files ---------------------------------------------------------------
@@ -177,8 +176,7 @@ static inline bool hf_model_open_whole(HfModel *model, const char *directory, Er
         return false;
     }
     parameter_table_make(&model->config, &model->table);
-    model->sources =
-        (const SafetensorsEntry **)memory_take((size_t)model->table.count, sizeof *model->sources);
+    model->sources = MEMORY_OF(const SafetensorsEntry *, model->table.count);
     if (hf_model_has(directory, "model.safetensors")) {
         good = hf_model_add_file(model, directory, "model.safetensors", error) >= 0;
     } else if (hf_model_has(directory, "model.safetensors.index.json")) {
@@ -198,20 +196,19 @@ static inline bool hf_model_open_whole(HfModel *model, const char *directory, Er
     return good;
 }
 
+#define HF_MODEL_GIVE \
+    "a directory with config.json and model.safetensors, a checkpoint, or a run that has one"
+
 // Whether `directory`, which --from or --finetune names, may hold a model.
 static inline bool hf_model_check_directory(const char *directory, Error *error) {
     char excerpt[64];
     struct stat status;
-    if (directory[0] == '\0') {
-        return error_set(error, "give --from DIR, a directory with config.json and model.safetensors, a "
-                                "checkpoint, or a run that has one");
-    }
+    if (directory[0] == '\0') { return error_set(error, "give --from DIR, " HF_MODEL_GIVE); }
     if (stat(directory, &status) == 0) {
         return hf_model_has(directory, "config.json") || hf_model_has(directory, ADAPTERS_CONFIG) ||
                error_set(
                    error,
-                   "%.300s is no directory with a config.json, and no checkpoint either: give a directory "
-                   "with config.json and model.safetensors, a checkpoint, or a run that has one",
+                   "%.300s is no directory with a config.json, and no checkpoint either: give " HF_MODEL_GIVE,
                    directory);
     }
     int reason = errno;
@@ -238,11 +235,10 @@ static inline bool hf_model_open(HfModel *model, const char *directory, Error *e
         return false;
     }
     if (!hf_model_has(base, "config.json")) {
-        return error_set(
-            error,
-            "%.300s holds adapters of %.300s, which is no directory of a model here: download it, "
-            "and write its path into base_model_name_or_path of %s",
-            directory, base, ADAPTERS_CONFIG);
+        return error_set(error,
+                         "%.300s holds adapters of %.300s, which is no directory of a model here: download "
+                         "it, and write its path into base_model_name_or_path of %s",
+                         directory, base, ADAPTERS_CONFIG);
     }
     if (!hf_model_open_whole(model, base, error)) {
         Error reason = *error;
@@ -278,7 +274,7 @@ static inline void hf_model_read(const HfModel *model, float *parameters) {
 // The whole model (part->model.parameter_count), for the caller to free: `trained`
 // (part->table.parameter_count) for what was trained, the frozen tensors from `model`.
 static inline float *hf_model_complete(const HfModel *model, const TrainedPart *part, const float *trained) {
-    float *out = (float *)memory_take(part->model.parameter_count, sizeof(float));
+    float *out = MEMORY_OF(float, part->model.parameter_count);
     for (int i = 0; i < part->model.count; i++) {
         const ParameterInfo *info = &part->model.entries[i];
         const TensorPlace *place = &part->places[i];
@@ -367,7 +363,7 @@ static inline int hf_model_special_id(const char *from, const char *role, int vo
     const json_t *added = content != NULL ? json_object_get(files[2], "added_tokens") : NULL;
     for (size_t i = json_array_size(added); i-- > 0;) { // the first one counts
         const json_t *entry = json_array_get(added, i);
-        const char *spelling = json_string_value(json_object_get(entry, "content"));
+        const char *spelling = json_text(entry, "content");
         if (spelling != NULL && strcmp(spelling, content) == 0) { item = json_object_get(entry, "id"); }
     }
     json_int_t id = json_is_integer(item) ? json_integer_value(item) : -1;
@@ -425,7 +421,7 @@ static inline bool hf_model_write_weights(const char *directory, const char *nam
         size_t rows = (size_t)info->rows, bytes = info->count * sizeof(float),
                place = plan.header_bytes + info->offset * sizeof(float);
         const float *values = parameters + info->offset;
-        float *turned = info->is_transposed ? (float *)memory_take(1, bytes) : NULL;
+        float *turned = info->is_transposed ? MEMORY_OF(float, info->count) : NULL;
         for (size_t j = 0; turned != NULL && j < info->count; j++) {
             turned[j] = values[j % rows * (size_t)info->columns + j / rows];
         }

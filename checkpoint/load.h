@@ -17,17 +17,18 @@ typedef struct CheckpointSource {
     json_t *manifest; // NULL: it is not open
     bool refused;     // it can be read, but is of another model, or of other moments
     SafetensorsFile state;
-    CheckpointedRun before; // the saving run: RUN_NUMBERS and PROGRESS_NUMBERS of it
-    const Rule *rule;       // of that run
-    bool same_rule;         // as the present run's
-    bool muon;              // its inner optimizer
-    bool in_flight;         // it had a job under way
-    WorkerNumbers *numbers; // (workers): of each of its ranks
+    CheckpointedRun before;      // the saving run: RUN_NUMBERS and PROGRESS_NUMBERS of it
+    const Rule *rule;            // of that run
+    const ParameterTable *table; // of the present run
+    bool same_rule;              // as the present run's
+    bool muon;                   // its inner optimizer
+    bool in_flight;              // it had a job under way
+    WorkerNumbers *numbers;      // (workers): of each of its ranks
     int workers;
     uint64_t furthest; // micro-batches begun by the worker that came furthest
 } CheckpointSource;
 
-// ---- Checking the manifest ------------------------------------------------------------
+// ---- Opening --------------------------------------------------------------------------
 
 // Reads the numbers of the manifest. False: they are not the state of a run of its rule.
 static inline bool source_read_numbers(CheckpointSource *source) {
@@ -48,7 +49,7 @@ static inline bool source_read_numbers(CheckpointSource *source) {
                s.job.fragment == 0;
     }
     good = good && count >= 1 && count <= 1000000;
-    if (good) { source->numbers = (WorkerNumbers *)memory_take(count, sizeof *source->numbers); }
+    if (good) { source->numbers = MEMORY_OF(WorkerNumbers, count); }
     for (size_t i = 0; good && i < count; i++) {
         WorkerNumbers *worker = &source->numbers[i];
         good = numbers_read(json_array_get(workers, i), WORKER_NUMBERS, worker) &&
@@ -69,9 +70,6 @@ static inline bool source_read_numbers(CheckpointSource *source) {
                        0x1p53;
 }
 
-// ---- Opening --------------------------------------------------------------------------
-
-// A vector of the checkpoint.
 typedef struct SourceArea {
     const Real *data;            // (parameter_count); NULL: there is none
     Precision format, wanted;    // as it was saved, and as read_piece converts it
@@ -82,14 +80,13 @@ typedef struct SourceArea {
 
 // worker: whose vector it is; -1: all share it. The file must have all of its tensors, in
 // one format and one behind the other. Where Muon steps everything, AdamW's vector has none.
-static inline SourceArea source_area(const CheckpointSource *source, const CheckpointedRun *run,
-                                     const char *vector, int worker) {
+static inline SourceArea source_area(const CheckpointSource *source, const char *vector, int worker) {
     SourceArea none = {.scale = 1}, area = none;
     const uint8_t *begin = NULL;
     area.without_muon = source->muon && strcmp(vector, "exp_avg_sq") == 0;
-    area.table = run->table;
-    for (int i = 0; i < run->table->count; i++) {
-        const ParameterInfo *info = &run->table->entries[i];
+    area.table = source->table;
+    for (int i = 0; i < area.table->count; i++) {
+        const ParameterInfo *info = &area.table->entries[i];
         char name[128];
         if (area.without_muon && info->is_projection) { continue; }
         area_name(name, vector, worker, info->name);
@@ -101,7 +98,7 @@ static inline SourceArea source_area(const CheckpointSource *source, const Check
         }
         size_t bytes = precision_bytes(area.format);
         if (entry->type != area_type(area.format) || entry->bytes != info->count * bytes ||
-            entry->data != begin + area_place(run->table, area.without_muon, info->offset) * bytes) {
+            entry->data != begin + area_place(area.table, area.without_muon, info->offset) * bytes) {
             return none;
         }
     }
@@ -111,49 +108,44 @@ static inline SourceArea source_area(const CheckpointSource *source, const Check
     return area;
 }
 
-static inline bool source_has(const CheckpointSource *source, const CheckpointedRun *run, const char *vector,
-                              int worker) {
-    return source_area(source, run, vector, worker).data != NULL;
+static inline bool source_has(const CheckpointSource *source, const char *vector, int worker) {
+    return source_area(source, vector, worker).data != NULL;
 }
 
 // The state holds every vector that the rule under which it was saved has.
-static inline bool source_is_complete(const CheckpointSource *source, const CheckpointedRun *run) {
+static inline bool source_is_complete(const CheckpointSource *source) {
     const Rule *rule = source->rule;
     bool local = rule->kind == RULE_LOCAL;
-    bool good = source_has(source, run, "master", -1);
+    bool good = source_has(source, "master", -1);
     for (int worker = local ? 0 : -1; good && worker < (local ? source->workers : 0); worker++) {
-        good = source_has(source, run, "exp_avg", worker) && source_has(source, run, "exp_avg_sq", worker) &&
-               (rule->replicated || source_has(source, run, "parameters", worker));
+        good = source_has(source, "exp_avg", worker) && source_has(source, "exp_avg_sq", worker) &&
+               (rule->replicated || source_has(source, "parameters", worker));
     }
-    bool with_errors = local && !source_has(source, run, "momentum", -1); // then every worker has one
-    for (int worker = 0; good && with_errors && worker < source->workers; worker++) {
-        good = source_has(source, run, "error", worker);
-    }
-    good = good && source->in_flight == source_has(source, run, "exchange", -1);
+    bool with_errors = local && !source_has(source, "momentum", -1); // then every worker has one
     // Only overlapped rules have gradients waiting for a job; then every worker has them.
-    bool waiting = source_has(source, run, "gradients", 0);
-    good = good && (!waiting || rule->kind == RULE_OVERLAPPED);
-    for (int worker = 1; good && worker < source->workers; worker++) {
-        good = source_has(source, run, "gradients", worker) == waiting;
+    bool waiting = source_has(source, "gradients", 0);
+    for (int worker = 0; good && worker < source->workers; worker++) {
+        good = (!with_errors || source_has(source, "error", worker)) &&
+               source_has(source, "gradients", worker) == waiting;
     }
-    return good;
+    return good && source->in_flight == source_has(source, "exchange", -1) &&
+           (!waiting || rule->kind == RULE_OVERLAPPED);
 }
 
-static inline bool source_open_manifest(CheckpointSource *source, const CheckpointedRun *run,
-                                        const char *path, Error *error) {
+static inline bool source_open_manifest(CheckpointSource *source, const CheckpointedRun *run, Error *error) {
+    const char *path = source->path;
     char file[CHECKPOINT_PATH_SIZE + 32];
     json_error_t problem;
-    snprintf(file, sizeof file, "%.*s/checkpoint.json", CHECKPOINT_PATH_SIZE, path);
+    snprintf(file, sizeof file, "%s/checkpoint.json", path);
     source->manifest = json_load_file(file, JSON_REJECT_DUPLICATES, &problem);
     if (source->manifest == NULL && access(file, F_OK) != 0) {
-        return error_set(
-            error,
-            "%.400s is no checkpoint: it has no checkpoint.json; give --resume a run or one of its "
-            "checkpoints, RUN/checkpoints/commit-N, and --from a model",
-            path);
+        return error_set(error,
+                         "%.400s is no checkpoint: it has no checkpoint.json; give --resume a run or one of "
+                         "its checkpoints, RUN/checkpoints/commit-N, and --from a model",
+                         path);
     }
     if (source->manifest == NULL) { return error_set(error, "%.400s: %.120s", file, problem.text); }
-    const char *rule = json_string_value(json_object_get(source->manifest, "optimizer"));
+    const char *rule = json_text(source->manifest, "optimizer");
     if (!json_is_integer(json_object_get(source->manifest, "checkpoint")) ||
         integer_from_json(source->manifest, "checkpoint") != CHECKPOINT_VERSION || rule == NULL) {
         return error_set(
@@ -161,8 +153,8 @@ static inline bool source_open_manifest(CheckpointSource *source, const Checkpoi
     }
     source->rule = rule_find(rule);
     source->same_rule = source->rule == run->rule;
-    source->muon = json_is_true(json_object_get(source->manifest, "muon"));
-    source->in_flight = json_is_true(json_object_get(source->manifest, "job_in_flight"));
+    source->muon = json_flag(source->manifest, "muon");
+    source->in_flight = json_flag(source->manifest, "job_in_flight");
     source->workers = (int)json_array_size(json_object_get(source->manifest, "workers"));
     if (integer_from_json(source->manifest, "checksum") != manifest_checksum(source->manifest)) {
         return error_set(error, "%.400s is damaged: it is not what was written", file);
@@ -173,7 +165,7 @@ static inline bool source_open_manifest(CheckpointSource *source, const Checkpoi
 
 // The checkpoint is of this run's model, and the same tensors are trained.
 static inline bool source_is_of_model(const CheckpointSource *source, const CheckpointedRun *run,
-                                      const char *path, Error *error) {
+                                      Error *error) {
     // Whole, because models with tensors of the same shapes may compute different things.
     json_t *model = hf_model_describe(run->config, NULL);
     bool same = json_equal(json_object_get(source->manifest, "model"), model) != 0;
@@ -181,7 +173,7 @@ static inline bool source_is_of_model(const CheckpointSource *source, const Chec
     if (!same) {
         return error_set(error,
                          "%.400s is of another model than %s: give the --model that it was trained with",
-                         path, run->config->name);
+                         source->path, run->config->name);
     }
     long long trained = (long long)integer_from_json(source->manifest, "parameters");
     return (trained == (long long)run->table->parameter_count &&
@@ -189,17 +181,7 @@ static inline bool source_is_of_model(const CheckpointSource *source, const Chec
            error_set(error,
                      "%.400s has other trained parameters, %lld, than this run, %zu: --freeze and --lora-... "
                      "must be as they were",
-                     path, trained, run->table->parameter_count);
-}
-
-// The moments in the checkpoint belong to this run's inner optimizer, or need not.
-static inline bool source_has_moments(const CheckpointSource *source, const CheckpointedRun *run,
-                                      const char *path, Error *error) {
-    return source->muon == checkpoint_has_muon(run) || run->fresh_moments ||
-           error_set(error,
-                     "%.400s was trained with --inner %s: continue with that, or add --fresh-moments on, and "
-                     "the moments start from zero",
-                     path, source->muon ? "muon" : "adamw");
+                     source->path, trained, run->table->parameter_count);
 }
 
 static inline void checkpoint_close(CheckpointSource *source) {
@@ -218,12 +200,18 @@ static inline bool checkpoint_open(CheckpointSource *source, const CheckpointedR
     if (source->manifest != NULL && strcmp(source->path, path) == 0) { return true; }
     checkpoint_close(source);
     snprintf(source->path, sizeof source->path, "%s", path);
+    source->table = run->table;
     snprintf(file, sizeof file, "%s/state.safetensors", source->path);
-    bool readable = source_open_manifest(source, run, path, error);
-    bool fits = readable && source_is_of_model(source, run, path, error) &&
-                source_has_moments(source, run, path, error);
+    bool readable = source_open_manifest(source, run, error);
+    bool fits = readable && source_is_of_model(source, run, error);
+    if (fits && source->muon != checkpoint_has_muon(run) && !run->fresh_moments) {
+        fits = error_set(error,
+                         "%.400s was trained with --inner %s: continue with that, or add --fresh-moments on, "
+                         "and the moments start from zero",
+                         path, source->muon ? "muon" : "adamw");
+    }
     bool good = fits && safetensors_open(&source->state, file, error);
-    if (good && !source_is_complete(source, run)) {
+    if (good && !source_is_complete(source)) {
         good = error_set(error, "%.400s lacks a vector that every checkpoint of %s has", file,
                          source->rule->name);
     }
@@ -248,7 +236,8 @@ static inline double checkpoint_tokens(const char *path) {
 // an error of this rank. The file is read, not mapped: a failing disk is then an error, and no
 // signal. What is frozen must be as it was.
 static inline bool checkpoint_verify(const CheckpointSource *source, const CheckpointedRun *run,
-                                     const char *path, Error *error) {
+                                     Error *error) {
+    const char *path = source->path;
     const Transport *transport = run->transport;
     const json_t *expected = json_object_get(source->manifest, "block_crc32");
     char file[CHECKPOINT_PATH_SIZE + 32];
@@ -259,11 +248,11 @@ static inline bool checkpoint_verify(const CheckpointSource *source, const Check
         return error_set(error, "%.400s was trained with other frozen parameters than %.400s has", path,
                          run->base_directory);
     }
-    snprintf(file, sizeof file, "%.*s/state.safetensors", CHECKPOINT_PATH_SIZE, path);
+    snprintf(file, sizeof file, "%s/state.safetensors", path);
     size_t bytes = source->state.size, blocks = (bytes + CHECKPOINT_BLOCK - 1) / CHECKPOINT_BLOCK;
     int descriptor = open(file, O_RDONLY | O_CLOEXEC);
     if (descriptor < 0) { return error_set_file(error, "open", file); }
-    unsigned char *block = (unsigned char *)memory_take(1, CHECKPOINT_BLOCK);
+    unsigned char *block = MEMORY_OF(unsigned char, CHECKPOINT_BLOCK);
     bool good = json_array_size(expected) == blocks;
     for (size_t i = (size_t)transport->rank; good && i < blocks; i += (size_t)transport->size) {
         size_t begin = i * CHECKPOINT_BLOCK, size = size_min(bytes - begin, CHECKPOINT_BLOCK);
@@ -283,21 +272,20 @@ static inline SourceArea source_vector(const CheckpointSource *source, const Che
     const char *name = vector->name;
     int rank = run->transport->rank, ranks = run->transport->size;
     bool of_worker = vector->scope == SAVED_WORKER;
-    SourceArea none = {.scale = 1}, shared = source_area(source, run, name, -1);
+    SourceArea none = {.scale = 1}, shared = source_area(source, name, -1);
     if (strncmp(name, "exp_avg", 7) == 0) {
         // The saving run's workers shared AdamW's moments, or each had its own, by its rule.
-        SourceArea own = source_area(source, run, name, of_worker ? rank % source->workers : 0);
+        SourceArea own = source_area(source, name, of_worker ? rank % source->workers : 0);
         if (source->muon != checkpoint_has_muon(run)) { return none; }
         return shared.data == NULL || (of_worker && own.data != NULL) ? own : shared;
     }
     if (strcmp(name, "parameters") == 0) {
         // What compute uses: the saved ones, if this worker existed before under the same rule;
         // otherwise, and where casts were saved that this run does not use, the exact ones.
-        bool cast = json_is_true(json_object_get(source->manifest, "casts")) &&
-                    !run->scheduler->settings.gathers_casts;
+        bool cast = json_flag(source->manifest, "casts") && !run->scheduler->settings.gathers_casts;
         bool usable = source->same_rule && !cast && (!of_worker || source->workers == ranks);
-        SourceArea own = usable && of_worker ? source_area(source, run, name, rank) : usable ? shared : none;
-        return own.data != NULL ? own : source_area(source, run, "master", -1);
+        SourceArea own = usable && of_worker ? source_area(source, name, rank) : usable ? shared : none;
+        return own.data != NULL ? own : source_area(source, "master", -1);
     }
     // What a worker has not sent yet belongs to the parameters from which it has trained. They have
     // it already, or not, as that run was eager.
@@ -305,11 +293,11 @@ static inline SourceArea source_vector(const CheckpointSource *source, const Che
         const json_t *eager = json_object_get(json_object_get(source->manifest, "options"), "sparse-eager");
         bool usable = source->same_rule && source->workers == ranks &&
                       json_is_true(eager) == run->scheduler->settings.local.sparse_eager;
-        return usable ? source_area(source, run, name, rank) : none;
+        return usable ? source_area(source, name, rank) : none;
     }
     // What rounding has lost is small: another number of workers begins without it.
     if (strcmp(name, "unsent") == 0) {
-        return source->same_rule && source->workers == ranks ? source_area(source, run, name, rank) : none;
+        return source->same_rule && source->workers == ranks ? source_area(source, name, rank) : none;
     }
     // The sum that the job in flight has exchanged: its mean over the ranks is as before.
     if (strcmp(name, "exchange") == 0) { shared.scale = (float)ranks / (float)source->workers; }
@@ -321,11 +309,11 @@ static inline SourceArea source_vector(const CheckpointSource *source, const Che
 static inline float *source_gradients(const CheckpointSource *source, const CheckpointedRun *run,
                                       Tally *handed_over, Tally *kept) {
     size_t count = run->table->parameter_count;
-    float *sum = (float *)memory_take(count, sizeof(float));
+    float *sum = MEMORY_OF(float, count);
     memset(handed_over, 0, sizeof *handed_over);
     memset(kept, 0, sizeof *kept);
     for (int worker = run->transport->rank; worker < source->workers; worker += run->transport->size) {
-        SourceArea gradients = source_area(source, run, "gradients", worker);
+        SourceArea gradients = source_area(source, "gradients", worker);
         for (size_t i = 0; gradients.data != NULL && i < count; i++) {
             sum[i] += real_load(gradients.data, i, gradients.format);
         }
@@ -369,14 +357,14 @@ static inline void read_vector(CheckpointedRun *run, const SavedVector *vector, 
 static inline void load_vectors(const CheckpointSource *source, CheckpointedRun *run) {
     Scheduler *s = run->scheduler;
     SavedVector vectors[CHECKPOINT_MAX_VECTORS];
-    float *stage = (float *)memory_take(1, CHECKPOINT_STAGE * sizeof(float));
+    float *stage = MEMORY_OF(float, CHECKPOINT_STAGE);
     s->job_in_flight = source->same_rule && source->in_flight;
     int count = saved_vectors(s, vectors);
     for (int i = 0; i < count; i++) {
         read_vector(run, &vectors[i], source_vector(source, run, &vectors[i]), stage);
     }
     if (s->job_in_flight) { s->comm_buffer.state = BUFFER_WRITING; } // as if its job had just ended
-    if (source->same_rule && source_has(source, run, "gradients", 0)) {
+    if (source->same_rule && source_has(source, "gradients", 0)) {
         float *sum = source_gradients(source, run, &s->comm_buffer.tally, &s->gradients.tally);
         SourceArea from = {.data = as_reals_const(sum), .format = PRECISION_FP32, .scale = 1};
         SavedVector to = {
@@ -446,25 +434,20 @@ static inline void load_numbers(const CheckpointSource *source, CheckpointedRun 
 static inline void source_find_remarks(const CheckpointSource *source, const CheckpointedRun *run,
                                        char remarks[CHECKPOINT_REMARKS_SIZE]) {
     const json_t *manifest = source->manifest;
-    const char *device = json_string_value(json_object_get(manifest, "device")),
-               *exchange = json_string_value(json_object_get(manifest, "exchange")),
-               *data = json_string_value(json_object_get(manifest, "data"));
+    const char *device = json_text(manifest, "device"), *exchange = json_text(manifest, "exchange"),
+               *data = json_text(manifest, "data"), *revision = json_text(manifest, "revision"),
+               *rounding = json_text(manifest, "rounding");
     const SchedulerSettings *settings = &run->scheduler->settings;
     bool other_ranks = source->workers != run->transport->size, local = run->rule->kind == RULE_LOCAL,
          other_data = data == NULL || strncmp(data, run->data, strcspn(run->data, ";")) != 0, changed = false;
     char today[64], rounds[300];
-    const char *revision = json_string_value(json_object_get(manifest, "revision")),
-               *rounding = json_string_value(json_object_get(manifest, "rounding"));
     bool other_device = device != NULL && (strcmp(device, "cuda") == 0) != (settings->device.gpu != NULL);
     snprintf(rounds, sizeof rounds,
              "another processor or library rounds in another way (%.100s; before %.100s)", run->rounding,
              rounding == NULL ? "unknown" : rounding);
     transport_sum_order(run->transport, today, sizeof today);
     for (int i = 0; i < source->workers; i++) { changed = changed || source->numbers[i].data_changed; }
-    const struct {
-        bool holds;
-        const char *remark;
-    } cases[] = {
+    const Condition cases[] = {
         {!source->same_rule, "another rule: what the old rule had in flight is dropped"},
         {source->muon != checkpoint_has_muon(run), "the moments start from zero"},
         {other_ranks && local, "another number of ranks: all continue from the outer parameters"},
@@ -484,7 +467,7 @@ static inline void source_find_remarks(const CheckpointSource *source, const Che
     };
     remarks[0] = '\0';
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        if (cases[i].holds) { text_join(remarks, CHECKPOINT_REMARKS_SIZE, "; ", "%s", cases[i].remark); }
+        if (cases[i].holds) { text_join(remarks, CHECKPOINT_REMARKS_SIZE, "; ", "%s", cases[i].text); }
     }
 }
 
@@ -501,7 +484,7 @@ static inline bool checkpoint_model_is_whole(const char *checkpoint, Error *erro
 static inline bool checkpoint_load(CheckpointSource *source, CheckpointedRun *run, const char *path,
                                    Error *error) {
     bool good = all_ranks_good(run, checkpoint_open(source, run, path, error), error) &&
-                all_ranks_good(run, checkpoint_verify(source, run, path, error), error);
+                all_ranks_good(run, checkpoint_verify(source, run, error), error);
     if (good) {
         load_vectors(source, run);
         load_numbers(source, run);

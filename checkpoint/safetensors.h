@@ -82,12 +82,10 @@ static inline bool safetensors_read_shape(const SafetensorsFile *file, const jso
         overflow |= __builtin_mul_overflow(entry->count, entry->shape[i], &entry->count);
     }
     overflow |= __builtin_mul_overflow(entry->count, SAFETENSORS_INFO[entry->type].bytes, &entry->bytes);
-    return (good && !overflow) ||
-           error_set(
-               error,
-               "%s: the \"shape\" of tensor %.80s must be a list of at most %d whole numbers from 0 on, "
-               "and not larger than any memory",
-               file->path, entry->name, (int)SAFETENSORS_MAX_DIMENSIONS);
+    return (good && !overflow) || error_set(error,
+                                            "%s: the \"shape\" of tensor %.80s must be a list of at most %d "
+                                            "whole numbers from 0 on, and not larger than any memory",
+                                            file->path, entry->name, (int)SAFETENSORS_MAX_DIMENSIONS);
 }
 
 // Checks and fills in the entry of a tensor. data (data_size): all behind the header.
@@ -154,8 +152,7 @@ static inline bool safetensors_read_entries(SafetensorsFile *file, const uint8_t
     const char *name, *key;
     json_t *item, *value;
     size_t position = 0;
-    file->entries =
-        (SafetensorsEntry *)memory_take(json_object_size(file->header) + 1, sizeof *file->entries);
+    file->entries = MEMORY_OF(SafetensorsEntry, json_object_size(file->header) + 1);
     json_object_foreach(file->header, name, item) {
         bool is_metadata = strcmp(name, "__metadata__") == 0, good = json_is_object(item);
         if (is_metadata) {
@@ -163,10 +160,8 @@ static inline bool safetensors_read_entries(SafetensorsFile *file, const uint8_t
             if (good) { continue; }
             return error_set(error, "%s: \"__metadata__\" must be a JSON object of strings", file->path);
         }
-        if (!safetensors_read_entry(file, name, item, data, data_size, &file->entries[file->count], error)) {
-            return false;
-        }
-        file->count++;
+        SafetensorsEntry *entry = &file->entries[file->count++];
+        if (!safetensors_read_entry(file, name, item, data, data_size, entry, error)) { return false; }
     }
     qsort(file->entries, file->count, sizeof *file->entries, safetensors_compare_places);
     for (size_t i = 0; i < file->count; i++) {
@@ -189,13 +184,12 @@ static inline bool safetensors_read_entries(SafetensorsFile *file, const uint8_t
 
 static inline bool safetensors_parse(SafetensorsFile *file, Error *error) {
     uint64_t length = 0;
-    for (int i = 7; i >= 0 && file->size >= 8; i--) { length = length << 8 | file->bytes[i]; }
+    if (file->size >= sizeof length) { memcpy(&length, file->bytes, sizeof length); }
     if (length < 2 || length > SAFETENSORS_MAX_HEADER || length > file->size - 8 || file->bytes[8] != '{') {
-        return error_set(
-            error,
-            "%s is truncated or no safetensors file: its %zu bytes must begin with the length of a "
-            "JSON object, at most %d, and the object",
-            file->path, file->size, (int)SAFETENSORS_MAX_HEADER);
+        return error_set(error,
+                         "%s is truncated or no safetensors file: its %zu bytes must begin with the length "
+                         "of a JSON object, at most %d, and the object",
+                         file->path, file->size, (int)SAFETENSORS_MAX_HEADER);
     }
     json_error_t problem;
     file->header =
@@ -236,7 +230,6 @@ static inline bool safetensors_open(SafetensorsFile *file, const char *path, Err
     return file->mapped;
 }
 
-// The tensor of this name; NULL: there is none.
 static inline const SafetensorsEntry *safetensors_find(const SafetensorsFile *file, const char *name) {
     SafetensorsEntry key = {.name = name};
     return (const SafetensorsEntry *)bsearch(&key, file->entries, file->count, sizeof key,
@@ -286,7 +279,6 @@ static inline void safetensors_read_floats(const SafetensorsEntry *entry, size_t
     }
 }
 
-// Every number of the entry is finite as fp32.
 static inline bool safetensors_check_finite(const SafetensorsEntry *entry, Error *error) {
     float part[1024];
     for (size_t place = 0, count; place < entry->count; place += count) {
@@ -338,11 +330,11 @@ static inline void safetensors_plan_add(SafetensorsPlan *plan, const char *name,
 // Makes the header, padded to a multiple of 8 bytes, so that the data are aligned.
 static inline void safetensors_plan_finish(SafetensorsPlan *plan) {
     char *text = json_dumps(plan->tensors, JSON_COMPACT);
-    size_t length = strlen(text), padded = (length + 7) / 8 * 8;
+    uint64_t length = strlen(text), padded = (length + 7) / 8 * 8;
     plan->header_bytes = 8 + padded;
     plan->file_bytes += plan->header_bytes;
-    plan->header = (char *)memory_take(1, plan->header_bytes);
-    for (int i = 0; i < 8; i++) { plan->header[i] = (char)(padded >> (8 * i) & 0xffu); }
+    plan->header = MEMORY_OF(char, plan->header_bytes);
+    memcpy(plan->header, &padded, sizeof padded);
     memcpy(plan->header + 8, text, length);
     memset(plan->header + 8 + length, ' ', padded - length);
     free(text);

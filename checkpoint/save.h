@@ -59,7 +59,7 @@ typedef struct Saver {
 // All ranks. Gathers what each of them knows alone, and plans state.safetensors: the areas of
 // vectors (count) in their order; of a worker's vector one for each worker.
 static inline Saver *saver_create(CheckpointedRun *run, const SavedVector *vectors, int count) {
-    Saver *saver = (Saver *)memory_take(1, sizeof *saver);
+    Saver *saver = MEMORY_OF(Saver, 1);
     saver->run = run;
     saver->commit = run->scheduler->optimizer.steps;
     saver->best_commit = run->best_commit;
@@ -101,7 +101,7 @@ static inline Saver *saver_create(CheckpointedRun *run, const SavedVector *vecto
     }
     safetensors_plan_finish(&saver->plan);
     saver->blocks = (saver->plan.file_bytes + CHECKPOINT_BLOCK - 1) / CHECKPOINT_BLOCK;
-    saver->sums = (uint32_t *)memory_take(saver->blocks, sizeof *saver->sums);
+    saver->sums = MEMORY_OF(uint32_t, saver->blocks);
     return saver;
 }
 
@@ -167,9 +167,7 @@ static inline bool saver_collect(Saver *saver, const SavedVector *vectors, int c
     if (saver->state < 0) { return false; }
     saver->copies = beside && fits ? (char *)malloc(copies) : NULL;
     PieceWalk walk = {.scheduler = s,
-                      .stage = s->settings.device.gpu != NULL
-                                   ? (float *)memory_take(1, CHECKPOINT_STAGE * sizeof(float))
-                                   : NULL,
+                      .stage = s->settings.device.gpu != NULL ? MEMORY_OF(float, CHECKPOINT_STAGE) : NULL,
                       .visit = saver_take,
                       .context = saver};
     bool good = !is_main || saver_write(saver, 0, saver->plan.header, saver->plan.header_bytes, error);
@@ -182,7 +180,7 @@ static inline bool saver_collect(Saver *saver, const SavedVector *vectors, int c
     saver->committed = committed;
     // The model needs a copy if it is on a GPU, or if training continues meanwhile.
     if (!good || !is_main || (saver->copies == NULL && s->settings.device.gpu == NULL)) { return good; }
-    saver->committed = saver->own = (float *)memory_take(1, whole);
+    saver->committed = saver->own = MEMORY_OF(float, elements);
     stream_copy(s->compute, saver->own, committed, whole);
     stream_settle(s->compute);
     return true;

@@ -51,7 +51,6 @@ static inline const float *collective_source(const Collective *collective, const
     return collective->source != NULL ? collective->source + range->own : collective->buffer + range->flat;
 }
 
-// The base from flat element `flat` on; NULL: there is none.
 static inline const float *collective_base(const Collective *collective, size_t flat) {
     return collective->base != NULL ? collective->base + flat : NULL;
 }

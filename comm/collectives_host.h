@@ -228,8 +228,8 @@ static inline void host_reduce_inside(const HostExchange *exchange, Chunk chunk)
 }
 
 // The owner's elements of the chunk in `buffer` become the sum of what `count` ranks or hosts have,
-// in their order. The one of this rank is number `own`, and as encoded as the others; messages
-// (count - 1, bytes) holds those, from number own - 1 on backwards, round.
+// in their order. This rank is number `own`; its elements are rounded as those of the others
+// are. messages (count - 1, bytes): those of number own - 1, own - 2, ..., around to own + 1.
 static inline void host_add_up(const HostExchange *exchange, WireFormat wire, int owner, Chunk chunk,
                                const char *messages, size_t bytes, int count, int own) {
     float sum[HOST_BLOCK];
@@ -429,9 +429,10 @@ static inline void host_gather_finish(const HostExchange *exchange, Chunk chunk)
     }
 }
 
-// After a reduce-scatter, what this rank is a delegate for holds sums over its host in `buffer`;
-// what is neither that nor its own is as it was. A world of one rank adds and rounds nothing, and
-// an exchange on two levels with only one host does not round either. An all-gather always rounds.
+// After a reduce-scatter `buffer` holds the sums that this rank owns and, where it is a delegate,
+// sums over its host; everything else in it is as before. A world of one rank adds and rounds
+// nothing, and an exchange on two levels with only one host does not round either. An all-gather
+// always rounds.
 static inline void host_exchange(Transport *transport, const Collective *collective, CollectiveKind kind) {
     // The all-gather begins with the oldest chunk: it frees the lanes of the newest.
     static const HostStage stages[][HOST_STAGES] = {

@@ -47,16 +47,17 @@ static inline void nccl_collectives_reserve(Nccl *nccl, const Transport *transpo
     nccl->cells = size_max(1, size_min(layout->cells, most / cell));
     size_t owner = nccl_owner_bytes(WIRE_FP32, layout->piece, nccl->cells), all = (size_t)layout->size;
     bool inside = groups->mates > 1;
-    arena_reserve(arena, MEMORY_COMMUNICATION, "messages being received",
-                  (inside ? (size_t)groups->hosts : all) * owner, &nccl->received);
-    arena_reserve(arena, MEMORY_COMMUNICATION, "messages being sent", mine * owner, &nccl->sent);
-    nccl->gathered = &nccl->received;
-    if (!inside) { return; }
-    nccl->gathered = &nccl->inside_received;
-    arena_reserve(arena, MEMORY_COMMUNICATION, "messages being received inside the host",
-                  size_max((size_t)groups->mates * mine, all) * owner, &nccl->inside_received);
-    arena_reserve(arena, MEMORY_COMMUNICATION, "messages being sent inside the host", others * owner,
-                  &nccl->inside_sent);
+    size_t received = (inside ? (size_t)groups->hosts : all) * owner,
+           inside_received = inside ? size_max((size_t)groups->mates * mine, all) * owner : 0,
+           inside_sent = inside ? others * owner : 0;
+    const MemoryClass C = MEMORY_COMMUNICATION;
+    const ArenaRow rows[] = {
+        {C, "messages being received", received, &nccl->received},
+        {C, "messages being sent", mine * owner, &nccl->sent},
+        {C, "messages being received inside the host", inside_received, &nccl->inside_received},
+        {C, "messages being sent inside the host", inside_sent, &nccl->inside_sent}};
+    arena_reserve_rows(arena, rows, 4, false);
+    nccl->gathered = inside ? &nccl->inside_received : &nccl->received;
 }
 
 #ifdef ACCO_HAVE_NCCL
@@ -203,7 +204,7 @@ static inline void nccl_reduce_by_library(NcclBatch *batch) {
     }
 }
 
-// Both collectives, batch by batch. Returns when all is done.
+// Returns when all is done.
 static inline void nccl_exchange(Nccl *nccl, Stream *stream, const Collective *collective,
                                  CollectiveKind kind) {
     Transport *transport = nccl->transport;

@@ -33,7 +33,6 @@ static inline void groups_free(Groups *groups) {
     groups->ranks = groups->begins = groups->host_of = groups->place = NULL;
 }
 
-// How many ranks a host has.
 static inline int groups_count(const Groups *groups, int host) {
     return groups->begins[host + 1] - groups->begins[host];
 }
@@ -43,7 +42,7 @@ static inline void groups_make(Groups *groups, int rank, int size, const int *le
     groups->rank = rank;
     groups->size = size;
     groups->hosts = 0;
-    groups->ranks = (int *)memory_take(4 * (size_t)size + 1, sizeof(int));
+    groups->ranks = MEMORY_OF(int, 4 * (size_t)size + 1);
     groups->host_of = groups->ranks + size;
     groups->place = groups->host_of + size;
     groups->begins = groups->place + size;
@@ -63,7 +62,7 @@ static inline void groups_make(Groups *groups, int rank, int size, const int *le
 
 // Every `per_host` ranks in a row share a host; the last host may have fewer.
 static inline void groups_make_even(Groups *groups, int rank, int size, int per_host) {
-    int *leader_of = (int *)memory_take((size_t)size, sizeof(int));
+    int *leader_of = MEMORY_OF(int, size);
     for (int i = 0; i < size; i++) { leader_of[i] = i / per_host * per_host; }
     groups_make(groups, rank, size, leader_of);
     free(leader_of);
@@ -97,7 +96,7 @@ static inline void groups_describe(const Groups *groups, char *text, size_t size
     int least = groups->size, most = 0;
     for (int host = 0; host < groups->hosts; host++) {
         int count = groups_count(groups, host);
-        least = count < least ? count : least;
+        least = int_min(least, count);
         most = count > most ? count : most;
     }
     if (least == most) {

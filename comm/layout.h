@@ -84,7 +84,6 @@ static inline size_t layout_most(const Layout *layout, size_t begin, size_t end)
 static inline size_t layout_shard(const Layout *layout) { return layout_most(layout, 0, layout->cells); }
 static inline size_t layout_padded(const Layout *layout) { return layout_cell_begin(layout, layout->cells); }
 
-// The cell that holds a flat element.
 static inline size_t layout_cell_with(const Layout *layout, size_t flat) {
     if (layout->begins == NULL) { return flat / layout_cell_begin(layout, 1); }
     size_t cell = 0;
@@ -235,10 +234,10 @@ static inline Layout layout_make_whole(size_t count, int size, const LayoutMatri
                                        int matrix_count) {
     if (size == 1 || matrix_count == 0) { return layout_make(count, size); }
     LayoutBuilder builder = {.layout = {.count = count, .size = size}};
-    builder.ends = (size_t *)memory_take((size_t)size, sizeof *builder.ends);
-    builder.share = (double *)memory_take((size_t)size, sizeof *builder.share);
-    double *loads = (double *)memory_take((size_t)size, sizeof *loads), rest = 0;
-    int *owners = (int *)memory_take((size_t)matrix_count + 1, sizeof *owners);
+    builder.ends = MEMORY_OF(size_t, size);
+    builder.share = MEMORY_OF(double, size);
+    double *loads = MEMORY_OF(double, size), rest = 0;
+    int *owners = MEMORY_OF(int, (size_t)matrix_count + 1);
     size_t little = count / LAYOUT_CELLS;
     layout_choose_owners(matrices, matrix_count, size, owners, loads);
     for (int i = 0; i <= matrix_count; i++) {

@@ -91,7 +91,6 @@ static inline void nccl_begin(Nccl *nccl) {
     nccl_check(nccl, BETWEEN_HOSTS, ncclGroupStart(), "begin of messages");
 }
 
-// The number of a rank in a level's communicator.
 static inline int nccl_peer(const Nccl *nccl, Level level, int rank) {
     return level == INSIDE_HOSTS ? transport_groups(nccl->transport)->place[rank] : rank;
 }

@@ -30,8 +30,6 @@ typedef struct PairMeasure {
     double at_once;         // and each way, with both ways at once
 } PairMeasure;
 
-// ---- A pair ---------------------------------------------------------------------------
-
 // A request. end: there are no more.
 typedef struct ProbeRequest {
     uint64_t forth, back; // bytes
@@ -54,7 +52,6 @@ static inline void probe_move(Transport *transport, int peer, size_t sent, size_
     }
 }
 
-// A short message to or from the peer.
 static inline void probe_word(Transport *transport, int peer, bool is_send, void *word, size_t bytes) {
     const Lane lane = {BETWEEN_HOSTS, 0};
     transport_post(transport, lane, is_send, peer, word, bytes);
@@ -105,8 +102,6 @@ static inline PairMeasure probe_pair(Transport *transport, int peer, char *buffe
     return pair;
 }
 
-// ---- All pairs ------------------------------------------------------------------------
-
 // Whom `host` meets in a round; -1: nobody. Places 0 .. n - 2 stand on a circle; two meet if their
 // sum is the round, modulo n - 1. A place that would meet itself meets place n - 1, which is nobody
 // for an odd number of hosts.
@@ -123,7 +118,7 @@ static inline void probe_pairs(Transport *transport, PairMeasure *pairs) {
     const Groups *groups = &transport->hosts;
     int hosts = groups->hosts, host = groups->host, rounds = hosts - 1 + hosts % 2;
     size_t row = (size_t)hosts * sizeof *pairs;
-    PairMeasure *mine = (PairMeasure *)memory_take((size_t)hosts, sizeof *mine);
+    PairMeasure *mine = MEMORY_OF(PairMeasure, hosts);
     char *buffer = (char *)memory_take(2, PROBE_MESSAGE);
     Random random = {.state = 1};
     for (size_t i = 0; i < PROBE_MESSAGE; i++) { buffer[i] = (char)random_bits(&random); }
@@ -153,8 +148,6 @@ static inline void probe_pairs(Transport *transport, PairMeasure *pairs) {
     free(buffer);
     free(mine);
 }
-
-// ---- The exchange ---------------------------------------------------------------------
 
 typedef struct LinkMeasure {
     double latency; // seconds of the smallest all-gather of records

@@ -69,7 +69,7 @@ static inline void trace_open(Trace *trace, bool keep) {
     memset(trace, 0, sizeof *trace);
     pthread_mutex_init(&trace->mutex, NULL);
     trace->clock = clock_seconds;
-    trace->spans = keep ? (Span *)memory_take(TRACE_MAX_SPANS, sizeof(Span)) : NULL;
+    trace->spans = keep ? MEMORY_OF(Span, TRACE_MAX_SPANS) : NULL;
 }
 
 static inline void trace_close(Trace *trace) {
@@ -262,7 +262,7 @@ static inline bool trace_write(Trace *trace, Transport *transport, const ClockOf
     int size = transport->size, reason = 0; // reason: errno of the first write that failed
     TraceRank *ranks =
         (TraceRank *)transport_collect_records(transport, "start of the trace", &mine, sizeof mine);
-    Span *received = (Span *)memory_take(writes ? (size_t)size * TRACE_PIECE : 0, sizeof(Span));
+    Span *received = MEMORY_OF(Span, writes ? (size_t)size * TRACE_PIECE : 0);
     FILE *file = writes && trace_path_check(path, error) ? file_replace_begin(path, error) : NULL;
     double origin = INFINITY;
     int64_t most = 0;

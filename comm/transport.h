@@ -16,7 +16,6 @@
 
 #include "comm/groups.h"
 #include "runtime/device.h"
-#include "runtime/errors.h"
 #include "runtime/memory.h"
 #include "runtime/random.h"
 
@@ -160,8 +159,7 @@ static inline void transport_prepare(Transport *transport, int rank, int size, i
     transport->operation = "start";
     transport->timeout_seconds = 300;
     transport->chaos.state = 77u + (uint64_t)rank;
-    transport->transfers =
-        (Transfer *)memory_take((size_t)(2 * TRANSPORT_LEVELS * TRANSPORT_LANES * size), sizeof(Transfer));
+    transport->transfers = MEMORY_OF(Transfer, 2 * TRANSPORT_LEVELS * TRANSPORT_LANES * size);
     gethostname(transport->host, sizeof transport->host - 1);
     groups_make_even(&transport->flat, rank, size, 1);
     groups_make_even(&transport->hosts, rank, size, per_host);
@@ -468,7 +466,7 @@ static inline void transport_meet(Transport *transport, int leader) {
     mine.leader = leader;
     snprintf(mine.name, sizeof mine.name, "%s", transport->host);
     HostRecord *all = (HostRecord *)transport_collect_records(transport, "meeting", &mine, sizeof mine);
-    int *leader_of = (int *)memory_take(size, sizeof(int));
+    int *leader_of = MEMORY_OF(int, size);
     for (size_t i = 0; i < size; i++) { leader_of[i] = all[i].leader; }
     groups_free(&transport->hosts);
     groups_make(&transport->hosts, transport->rank, transport->size, leader_of);

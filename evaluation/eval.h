@@ -1,5 +1,4 @@
-// eval.h: `train_gpt eval`, which measures a model on disk: the perplexity of a text,
-// LAMBADA or HellaSwag.
+// eval.h: `train_gpt eval`: the perplexity of a text, LAMBADA or HellaSwag for a model on disk.
 //
 // eval_tasks.h reads the data into sequences; here all ranks score them. A batch does not
 // depend on the number of ranks, so neither does a score, to the last bit.
@@ -27,7 +26,7 @@ typedef struct EvaluateScore {
 static inline void evaluator_reserve(Evaluator *evaluator, Arena *arena, const ModelConfig *config,
                                      const ModelSettings *machine, const EvaluateRequest *request) {
     ModelSettings settings = *machine;
-    size_t bytes = (size_t)request->B * (size_t)request->T * sizeof(int32_t);
+    size_t bytes = (size_t)request->B * request->T * sizeof(int32_t);
     settings.B = request->B;
     settings.T = request->T;
     settings.recompute = RECOMPUTE_BLOCK; // so that all layers share one set of activations
@@ -57,13 +56,13 @@ static inline bool evaluator_score(Evaluator *evaluator, Stream *stream, const f
                         .targets = evaluator->targets,
                         .largest = model->settings.ranks_tokens ? evaluator->largest : NULL};
     // Behind a shorter sequence stands token 0; nothing that counts attends to it.
-    memset(evaluator->tokens, 0, (size_t)rows * (size_t)T * sizeof(int32_t));
+    memset(evaluator->tokens, 0, (size_t)rows * T * sizeof(int32_t));
     for (int row = 0; row < rows; row++) {
-        const EvaluateSequence *sequence = evaluate_sequence(set, batch, (size_t)row);
+        const EvaluateSequence *sequence = evaluate_sequence(set, batch, row);
         const DataFile *file = &set->data.files[sequence->file];
         bool is_text = set->request.task != EVALUATE_PERPLEXITY || file->content.token_bytes == 1;
         for (int t = 0; t < sequence->length; t++) {
-            uint64_t place = sequence->begin + (uint64_t)t;
+            uint64_t place = sequence->begin + t;
             uint32_t token = token_file_token(&file->content, place);
             int vocabulary = model->config.vocabulary;
             if (token >= (uint32_t)vocabulary) { return data_token_error(file, place, vocabulary, error); }
@@ -83,10 +82,10 @@ static inline bool evaluator_score(Evaluator *evaluator, Stream *stream, const f
     const float *losses = model_losses(model, stream, parameters, &query, &pace);
     stream_settle(stream);
     for (int row = 0, i = 0; row < rows; row++) {
-        int end = i + evaluate_sequence(set, batch, (size_t)row)->scored;
+        int end = i + evaluate_sequence(set, batch, row)->scored;
         scores[row].greedy = 1;
         for (; i < end; i++) {
-            scores[row].log_likelihood -= (double)losses[i];
+            scores[row].log_likelihood -= losses[i];
             if (query.largest != NULL && query.largest[i] != query.targets[i]) { scores[row].greedy = 0; }
         }
     }
@@ -98,9 +97,9 @@ static inline bool evaluator_score(Evaluator *evaluator, Stream *stream, const f
 // the progress; or NULL. An error ends all ranks.
 static inline EvaluateScore *evaluate_run(Evaluator *evaluator, Stream *stream, const float *parameters,
                                           const EvaluateSet *set, Transport *transport, Terminal *terminal) {
-    size_t ranks = (size_t)transport->size, record = EVALUATE_MOST_ROWS * sizeof(EvaluateScore);
+    size_t ranks = transport->size, record = EVALUATE_MOST_ROWS * sizeof(EvaluateScore);
     EvaluateScore mine[EVALUATE_MOST_ROWS];
-    EvaluateScore *scores = (EvaluateScore *)memory_take(set->count, sizeof *scores);
+    EvaluateScore *scores = MEMORY_OF(EvaluateScore, set->count);
     Progress progress = {"", "tokens", 0, 0, 0, QUIET_SECONDS};
     double began = clock_seconds();
     for (size_t i = 0; i < set->count; i++) { progress.total += set->sequences[i].scored; }
@@ -114,7 +113,7 @@ static inline EvaluateScore *evaluate_run(Evaluator *evaluator, Stream *stream, 
     }
     for (size_t first = 0; first < set->batch_count; first += ranks) {
         Error error = {""};
-        size_t batch = first + (size_t)transport->rank;
+        size_t batch = first + transport->rank;
         memset(mine, 0, sizeof mine);
         if (batch < set->batch_count &&
             !evaluator_score(evaluator, stream, parameters, set, batch, mine, &error)) {
@@ -134,8 +133,6 @@ static inline EvaluateScore *evaluate_run(Evaluator *evaluator, Stream *stream, 
     }
     return scores;
 }
-
-// ---- Summary --------------------------------------------------------------------------
 
 typedef struct EvaluateSummary {
     uint64_t items;   // windows or lines
@@ -180,7 +177,7 @@ static inline bool evaluate_summarise(const EvaluateSet *set, const EvaluateScor
                              scores[i].log_likelihood, i, set->request.path);
         }
         sum -= scores[i].log_likelihood;
-        summary->counted += (uint64_t)scores[i].counted;
+        summary->counted += scores[i].counted;
         bytes = bytes < 0 || scores[i].bytes < 0 ? -1 : bytes + scores[i].bytes;
     }
     if (summary->counted == 0) {
@@ -188,9 +185,9 @@ static inline bool evaluate_summarise(const EvaluateSet *set, const EvaluateScor
     }
     bool windows = task == EVALUATE_PERPLEXITY;
     summary->items = windows ? set->count : set->questions;
-    summary->nats = sum / (double)summary->counted;
-    summary->perplexity = exp(windows ? summary->nats : sum / (double)set->count);
-    summary->bits_per_byte = bytes > 0 ? sum / (log(2.0) * (double)bytes) : (double)NAN;
+    summary->nats = sum / summary->counted;
+    summary->perplexity = exp(windows ? summary->nats : sum / set->count);
+    summary->bits_per_byte = bytes > 0 ? sum / (log(2.0) * bytes) : (double)NAN;
     if (windows) { return true; }
     size_t right = 0, right_norm = 0;
     for (size_t i = 0; i < set->count; i++) {
@@ -200,27 +197,24 @@ static inline bool evaluate_summarise(const EvaluateSet *set, const EvaluateScor
                                           : evaluate_best(first, &scores[i], false) == first->label;
         right_norm += evaluate_best(first, &scores[i], true) == first->label;
     }
-    summary->accuracy = (double)right / (double)set->questions;
-    summary->accuracy_norm = (double)right_norm / (double)set->questions;
+    summary->accuracy = (double)right / set->questions;
+    summary->accuracy_norm = (double)right_norm / set->questions;
     return true;
 }
 
-static inline void evaluate_print(FILE *file, const char *task, const EvaluateSet *set,
-                                  const EvaluateSummary *summary) {
+static inline void evaluate_print(const char *task, const EvaluateSet *set, const EvaluateSummary *summary) {
     EvaluateTask kind = set->request.task;
     bool windows = kind == EVALUATE_PERPLEXITY, chooses = kind == EVALUATE_HELLASWAG;
-    fprintf(file, "evaluation     %s, %s, contexts of %d\n", task, set->request.path, set->request.T);
-    fprintf(file, "%-14s %llu\n", windows ? "windows" : "lines", (unsigned long long)summary->items);
-    fprintf(file, "tokens         %llu\n", (unsigned long long)summary->counted);
-    if (windows) { fprintf(file, "nats per token %.6f\n", summary->nats); }
-    if (!chooses) { fprintf(file, "perplexity     %.6g\n", summary->perplexity); }
+    printf("evaluation     %s, %s, contexts of %d\n", task, set->request.path, set->request.T);
+    printf("%-14s %llu\n", windows ? "windows" : "lines", (unsigned long long)summary->items);
+    printf("tokens         %llu\n", (unsigned long long)summary->counted);
+    if (windows) { printf("nats per token %.6f\n", summary->nats); }
+    if (!chooses) { printf("perplexity     %.6g\n", summary->perplexity); }
     bool bytes = windows && isfinite(summary->bits_per_byte);
-    if (bytes) { fprintf(file, "bits per byte  %.6f\n", summary->bits_per_byte); }
-    if (!windows) { fprintf(file, "acc            %.6f\n", summary->accuracy); }
-    if (chooses) { fprintf(file, "acc_norm       %.6f\n", summary->accuracy_norm); }
+    if (bytes) { printf("bits per byte  %.6f\n", summary->bits_per_byte); }
+    if (!windows) { printf("acc            %.6f\n", summary->accuracy); }
+    if (chooses) { printf("acc_norm       %.6f\n", summary->accuracy_norm); }
 }
-
-// ---- The command ----------------------------------------------------------------------
 
 typedef struct Evaluation {
     Run *run;
@@ -291,7 +285,7 @@ static inline int command_eval(Run *run) {
     Placement *placement = &run->placement;
     Error error = {""};
     EvaluateSummary summary;
-    Evaluation *evaluation = (Evaluation *)memory_take(1, sizeof *evaluation);
+    Evaluation *evaluation = MEMORY_OF(Evaluation, 1);
     const EvaluateRequest *request = &evaluation->set.request;
     evaluation->run = run;
     launch_threads(transport->local_size, (int)options->threads, &run->threads);
@@ -299,7 +293,7 @@ static inline int command_eval(Run *run) {
                 placement_choose_precision(placement, options, &error) &&
                 evaluation_open(evaluation, options, &error) &&
                 placement_check_shapes(placement, &evaluation->model.config, request->B, request->T, &error);
-    agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
+    agree_or_exit(run, good, EXIT_USER_MISTAKE, &error);
     transport->timeout_seconds = options->timeout_s;
 
     ModelSettings machine = {
@@ -309,7 +303,7 @@ static inline int command_eval(Run *run) {
     run->arena.on_gpu = placement->on_gpu;
     evaluator_reserve(&evaluation->evaluator, &run->arena, &evaluation->model.config, &machine, request);
     arena_reserve(&run->arena, MEMORY_PARAMETERS, "parameters", bytes, &evaluation->parameters);
-    agree_or_exit(run, arena_commit(&run->arena, &error) ? 0 : EXIT_SYSTEM_FAILURE, &error);
+    agree_or_exit(run, arena_commit(&run->arena, &error), EXIT_SYSTEM_FAILURE, &error);
     StreamPlace place = {.gpu = placement_gpu(placement), .precision = placement->precision};
     ThreadPool *pool = thread_pool_create(run->threads.threads, true);
     Stream *stream = stream_create("evaluation", pool, &place);
@@ -320,9 +314,9 @@ static inline int command_eval(Run *run) {
     while (!event_wait(&ended, 3600)) {}
     terminal_clear(&run->terminal);
     good = evaluate_summarise(&evaluation->set, evaluation->scores, &summary, &error);
-    agree_or_exit(run, good ? 0 : EXIT_SYSTEM_FAILURE, &error);
+    agree_or_exit(run, good, EXIT_SYSTEM_FAILURE, &error);
     if (run_is_main(run)) {
-        evaluate_print(stdout, options_choice_name(options, &options->task), &evaluation->set, &summary);
+        evaluate_print(options_choice_name(options, &options->task), &evaluation->set, &summary);
     }
 
     stream_destroy(stream);

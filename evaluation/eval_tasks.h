@@ -63,8 +63,6 @@ typedef struct EvaluateSet {
     size_t batch_count;
 } EvaluateSet;
 
-// ---- Preparing text as the harness does -----------------------------------------------
-
 // The characters that Python's str.strip removes.
 #define EVALUATE_SPACE "[\\x1C-\\x1F" TOKENIZER_SPACE "]"
 
@@ -142,7 +140,7 @@ static inline void evaluate_add_sequence(EvaluateSet *set, int file, uint64_t be
 
 // The latest `choices` sequences are one line's.
 static inline void evaluate_add_question(EvaluateSet *set, int choices, int label) {
-    EvaluateSequence *first = &set->sequences[set->count - (size_t)choices];
+    EvaluateSequence *first = &set->sequences[set->count - choices];
     first->choices = choices;
     first->label = label;
     set->questions++;
@@ -180,8 +178,8 @@ static inline bool evaluate_read_file(EvaluateSet *set, int file, Error *error) 
         return error_set(error, "%.300s was padded to sequences of %d tokens: give --seq-len %d --stride %d",
                          data->path, padded, padded, padded);
     }
-    uint64_t T = (uint64_t)request->T, count = data->content.token_count,
-             stride = (uint64_t)(request->stride > 0 ? request->stride : request->T / 2),
+    uint64_t T = request->T, count = data->content.token_count,
+             stride = request->stride > 0 ? request->stride : request->T / 2,
              counted = 0; // the end of what earlier windows have counted
     for (uint64_t begin = 0; counted < count; begin += stride) {
         if (request->limit > 0 && set->count >= (uint64_t)request->limit) { break; }
@@ -227,7 +225,7 @@ static inline bool evaluate_add_pair(EvaluateSet *set, const char *text, size_t 
                                      Error *error) {
     TokenList *list = &set->text;
     const Tokenizer *tokenizer = set->request.tokenizer;
-    size_t T = (size_t)set->request.T, begin = list->count, given_tokens = 1;
+    size_t T = set->request.T, begin = list->count, given_tokens = 1;
     if (context == 0) {
         int32_t start = tokenizer == NULL ? '\n' : tokenizer->end;
         if (start < 0) {
@@ -260,7 +258,7 @@ static inline bool evaluate_read_lambada(EvaluateSet *set, const json_t *object,
     if (text == NULL || text[0] == '\0') { return error_set(error, "\"text\" must be there, and a text"); }
     const char *space = strrchr(text, ' ');
     char *whole = evaluate_format("%s%s", space != NULL ? "" : " ", text);
-    bool good = evaluate_add_pair(set, whole, space != NULL ? (size_t)(space - text) : 0, 0, error);
+    bool good = evaluate_add_pair(set, whole, space != NULL ? space - text : 0, 0, error);
     free(whole);
     if (good) { evaluate_add_question(set, 1, 0); }
     return good;
@@ -298,7 +296,7 @@ static inline bool evaluate_read_hellaswag(EvaluateSet *set, json_t *object, Err
     }
     bool good = true;
     for (int i = 0; good && i < choices; i++) {
-        const char *written = json_string_value(json_array_get(endings, (size_t)i));
+        const char *written = json_string_value(json_array_get(endings, i));
         good = written != NULL || error_set(error, "ending %d is not a string", i);
         if (!good) { break; }
         int characters = 0;
@@ -330,8 +328,8 @@ static inline bool evaluate_read_lines(EvaluateSet *set, Error *error) {
     text += utf8_mark(text, file->bytes);
     for (int64_t line = 1; text < end && (request->limit == 0 || (int64_t)set->questions < request->limit);
          line++) {
-        const char *stop = (const char *)memchr(text, '\n', (size_t)(end - text));
-        size_t count = (size_t)((stop != NULL ? stop : end) - text), blank = 0;
+        const char *stop = (const char *)memchr(text, '\n', end - text);
+        size_t count = (stop != NULL ? stop : end) - text, blank = 0;
         while (blank < count && strchr(" \t\r", text[blank]) != NULL && text[blank] != '\0') { blank++; }
         json_error_t trouble;
         Error wrong = {"every line must be a JSON object"};
@@ -350,8 +348,6 @@ static inline bool evaluate_read_lines(EvaluateSet *set, Error *error) {
     return (set->questions > 0 || error_set(error, "%.300s holds no line with a question", request->path)) &&
            evaluate_take_text(set, error);
 }
-
-// ---- The set and its batches ----------------------------------------------------------
 
 // The longest first; among equals the order of the data.
 static inline int evaluate_compare_lengths(const void *a, const void *b) {
@@ -376,7 +372,7 @@ static inline bool evaluate_set_open(EvaluateSet *set, const EvaluateRequest *re
     bool good = request->task == EVALUATE_PERPLEXITY ? evaluate_read_files(set, error)
                                                      : evaluate_read_lines(set, error);
     set->order = (const EvaluateSequence **)memory_take(set->count + 1, sizeof *set->order);
-    set->starts = (size_t *)memory_take(set->count + 1, sizeof *set->starts);
+    set->starts = MEMORY_OF(size_t, set->count + 1);
     if (!good) {
         evaluate_set_close(set);
         return false;
@@ -384,9 +380,9 @@ static inline bool evaluate_set_open(EvaluateSet *set, const EvaluateRequest *re
     for (size_t i = 0; i < set->count; i++) { set->order[i] = &set->sequences[i]; }
     qsort(set->order, set->count, sizeof *set->order, evaluate_compare_lengths);
     // The first sequence of a batch is its longest, which determines how many fit.
-    size_t positions = (size_t)request->B * (size_t)request->T;
+    size_t positions = (size_t)request->B * request->T;
     for (size_t i = 0; i < set->count;) {
-        size_t rows = positions / (size_t)(set->order[i]->length - 1);
+        size_t rows = positions / (set->order[i]->length - 1);
         set->starts[set->batch_count++] = i;
         i += size_min(size_min(rows, EVALUATE_MOST_ROWS), set->count - i);
     }

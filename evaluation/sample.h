@@ -1,9 +1,8 @@
 // sample.h: writes text with a model, one token at a time, on the CPU, whatever device trains the
 // model: `train_gpt sample` for a model on disk, and the samples during and after training.
 //
-// A step decodes one token: the model caches what it needs of all earlier positions. When
-// all of its positions are used, the text ends. A sampler has an arena of its own, so
-// training reserves nothing for it.
+// A step decodes one token: the model caches what it needs of all earlier positions. When all of
+// them are used, the text ends. A sampler has its own arena: training reserves nothing for it.
 #pragma once
 
 #include "checkpoint/hf_model.h"
@@ -36,11 +35,10 @@ static inline void sampler_reserve(Sampler *sampler, Arena *arena, const ModelCo
     settings.decodes = true;
     memset(sampler, 0, sizeof *sampler);
     model_reserve(&sampler->model, arena, config, &settings);
-    size_t bytes = (size_t)config->vocabulary * sizeof(float);
+    size_t bytes = config->vocabulary * sizeof(float);
     arena_reserve(arena, MEMORY_WORKSPACE, "top-k", bytes, &sampler->sorted);
     arena_reserve(arena, MEMORY_WORKSPACE, "repetition penalty", bytes, &sampler->adjusted);
-    arena_reserve(arena, MEMORY_WORKSPACE, "text", (size_t)config->positions * sizeof(int32_t),
-                  &sampler->text);
+    arena_reserve(arena, MEMORY_WORKSPACE, "text", config->positions * sizeof(int32_t), &sampler->text);
 }
 
 // Appends `token` to the text. Returns the logits (V) of the token that follows, valid
@@ -81,14 +79,12 @@ static inline float sampler_least(Sampler *sampler, const float *logits, const S
     for (int v = 0; v < V; v++) {
         if (logits[v] >= least) { sorted[kept++] = logits[v]; }
     }
-    qsort(sorted, (size_t)kept, sizeof *sorted, sampler_descending);
-    double sum = 0.0, maximum = (double)sorted[0];
-    for (int i = 0; i < kept; i++) { sum += exp(((double)sorted[i] - maximum) / how->temperature); }
+    qsort(sorted, kept, sizeof *sorted, sampler_descending);
+    double sum = 0.0, maximum = sorted[0];
+    for (int i = 0; i < kept; i++) { sum += exp((sorted[i] - maximum) / how->temperature); }
     double left = how->top_p * sum;
     int last = 0;
-    while (last < kept - 1 && (left -= exp(((double)sorted[last] - maximum) / how->temperature)) > 0) {
-        last++;
-    }
+    while (last < kept - 1 && (left -= exp((sorted[last] - maximum) / how->temperature)) > 0) { last++; }
     return sorted[last];
 }
 
@@ -97,7 +93,7 @@ static inline int32_t sampler_choose(Sampler *sampler, const Sampling *how, Rand
     const float *logits = sampler->logits;
     int V = sampler->model.config.vocabulary;
     if (how->penalty > 1) {
-        memcpy(sampler->adjusted, logits, (size_t)V * sizeof(float));
+        memcpy(sampler->adjusted, logits, V * sizeof(float));
         for (int i = 0; i < sampler->length; i++) {
             float logit = logits[sampler->text[i]], penalty = (float)how->penalty;
             sampler->adjusted[sampler->text[i]] = logit > 0 ? logit / penalty : logit * penalty;
@@ -107,13 +103,13 @@ static inline int32_t sampler_choose(Sampler *sampler, const Sampling *how, Rand
     int32_t best = logits_largest(as_reals_const(logits), V, PRECISION_FP32);
     if (best < 0 || !(how->temperature > 0.0)) { return best; }
     float least = sampler_least(sampler, logits, how);
-    double sum = 0.0, maximum = (double)logits[best];
+    double sum = 0.0, maximum = logits[best];
     for (int v = 0; v < V; v++) {
-        sum += logits[v] >= least ? exp(((double)logits[v] - maximum) / how->temperature) : 0.0;
+        sum += logits[v] >= least ? exp((logits[v] - maximum) / how->temperature) : 0.0;
     }
     double left = random_uniform(random) * sum;
     for (int v = 0; v < V; v++) {
-        left -= logits[v] >= least ? exp(((double)logits[v] - maximum) / how->temperature) : 0.0;
+        left -= logits[v] >= least ? exp((logits[v] - maximum) / how->temperature) : 0.0;
         if (left < 0.0 && logits[v] >= least) { return v; }
     }
     return best; // the sum was rounded, and the draw lay beyond all of it
@@ -196,9 +192,8 @@ static inline void sample_find_ends(const char *directory, TokenList *ends) {
         if (!path_within(path, directory, names[i], &ignored)) { continue; }
         json_t *root = json_file_load(path, JSON_ALLOW_NUL, NULL),
                *ids = json_object_get(root, "eos_token_id");
-        if (json_is_integer(ids)) { token_list_add(ends, (int32_t)json_integer_value(ids)); }
-        for (size_t j = 0; j < json_array_size(ids); j++) {
-            json_t *id = json_array_get(ids, j);
+        for (size_t j = 0; j < (json_is_array(ids) ? json_array_size(ids) : 1); j++) {
+            json_t *id = json_is_array(ids) ? json_array_get(ids, j) : ids;
             if (json_is_integer(id)) { token_list_add(ends, (int32_t)json_integer_value(id)); }
         }
         json_decref(root);
@@ -211,9 +206,9 @@ static inline void sample_find_ends(const char *directory, TokenList *ends) {
 static inline bool sample_open_codec(Sample *sample, bool bytes, int vocabulary, Error *error) {
     char path[TOKENIZER_PATH_SIZE];
     tokenizer_path(sample->options, path);
-    if (!text_codec_open(&sample->codec, path, bytes, vocabulary, error)) { return false; }
-    if (sample->codec.kind == TEXT_CODEC_TOKENIZER &&
-        !chat_open(&sample->chat, path, &sample->codec.tokenizer, error)) {
+    if (!text_codec_open(&sample->codec, path, bytes, vocabulary, error) ||
+        (sample->codec.kind == TEXT_CODEC_TOKENIZER &&
+         !chat_open(&sample->chat, path, &sample->codec.tokenizer, error))) {
         return false;
     }
     if (sample->chat.root != NULL) { token_list_add(&sample->ends, sample->chat.end); }
@@ -235,7 +230,7 @@ static inline bool sample_open(Sample *sample, const ModelConfig *config, Thread
     const Options *options = sample->options;
     const char *ids = sample->codec.kind == TEXT_CODEC_IDS ? "token ids" : "";
     sample->here.pool = pool;
-    sample->random.state = random_hash((uint64_t)options->seed, SAMPLE_RANDOM_STREAM);
+    sample->random.state = random_hash(options->seed, SAMPLE_RANDOM_STREAM);
     sample->last = -1;
     sampler_reserve(&sample->sampler, &sample->arena, config, threads);
     if (!arena_commit(&sample->arena, error)) { return false; }
@@ -287,8 +282,7 @@ static inline bool sample_encode(const Sample *sample, const char *prompt, int *
     return good;
 }
 
-// Prints the prompt, if that is wanted, and what the model writes after it, token by token. The
-// text goes on from what it was.
+// Prints the prompt, if that is wanted, and token by token what the model writes after it.
 static inline bool sample_text(Sample *sample, const char *prompt, bool shows, Error *error) {
     int positions = sample->sampler.model.config.positions, before = 0,
         count = (int)sample->options->sample_tokens, thought[2];
@@ -324,8 +318,7 @@ static inline bool sample_text(Sample *sample, const char *prompt, bool shows, E
     return good;
 }
 
-// A text for each line of `input`; or, if it is interactive, one text that goes on with each line,
-// until a line says /reset.
+// A text for each line of `input`; if it is interactive, one that goes on with each, until /reset.
 static inline bool sample_lines(Sample *sample, FILE *input, bool interactive, Error *error) {
     char *line = NULL;
     size_t room = 0, lines = 0;
@@ -357,8 +350,6 @@ static inline bool sample_lines(Sample *sample, FILE *input, bool interactive, E
     free(line);
     return good;
 }
-
-// ---- Samples of a run -----------------------------------------------------------------
 
 // All ranks, between two commits or at the end: rank 0 prints and logs a sample by the
 // committed parameters. An error is printed, too, and does not end the run.
@@ -395,7 +386,7 @@ static inline void print_sample(Run *run, bool last) {
             report_event(&run->reports,
                          json_pack("{s:s, s:I, s:I, s:o, s:o}", "event", "sample", "commit",
                                    (json_int_t)s->optimizer.steps, "tokens", (json_int_t)tokens_done(run),
-                                   "seconds", log_real(training_seconds(&run->clock)), "text",
+                                   "seconds", log_real(training_seconds(run)), "text",
                                    log_text(sample.text)));
         } else {
             printf("\nno sample: %s\n", error.text);
@@ -409,8 +400,6 @@ static inline void print_sample(Run *run, bool last) {
     wait_for_rank_zero(&run->transport, "sample");
     run->clock.paused += clock_seconds() - began;
 }
-
-// ---- train_gpt sample -----------------------------------------------------------------
 
 // One process, without MPI. Returns the exit status.
 static inline int command_sample(const Options *options) {
@@ -427,7 +416,7 @@ static inline int command_sample(const Options *options) {
         error_set(&error, "--prompts: %.300s: %s", options->prompts, strerror(errno));
         exit_user_mistake(&error);
     }
-    float *parameters = (float *)memory_take(model.table.parameter_count, sizeof(float));
+    float *parameters = MEMORY_OF(float, model.table.parameter_count);
     launch_threads(1, (int)options->threads, &threads);
     ThreadPool *pool = thread_pool_create(threads.threads, true);
     hf_model_read(&model, parameters);

@@ -1,17 +1,15 @@
 // kernels.h: every operation, and the one place that chooses where it runs.
 //
 // The contract of all operations: arrays are row-major, with the shapes written at each
-// declaration. A kernel is called in a task of `stream` and allocates nothing. On
-// the CPU it runs on the stream's thread pool and has finished when it returns.
-// On a GPU the call puts it into the stream's queue and returns; later kernels of the
-// stream see its result. Arrays of Real are in the stream's precision; arithmetic and
-// sums are fp32 everywhere.
+// declaration. A kernel is called in a task of `stream` and allocates nothing. On the CPU it runs
+// on the stream's thread pool and has finished when it returns. On a GPU the call puts it into the
+// stream's queue and returns; later kernels of the stream see its result. Arrays of Real are in the
+// stream's precision; arithmetic and sums are fp32 everywhere.
 //
-// Results repeat bit for bit and do not depend on the number of threads. Gradients of
-// parameters are added to (+=); other outputs are overwritten unless stated. NaN and
-// infinity in an input reach the output. The CPU version is the specification;
-// test/cuda/test_cuda_*.cu compare the CUDA version with it at odd shapes. docs/kernels.md
-// explains each operation.
+// Results repeat bit for bit and do not depend on the number of threads. Gradients of parameters
+// are added to (+=); other outputs are overwritten unless stated. NaN and infinity in an input
+// reach the output. The CPU version is the specification; test/cuda/test_cuda_*.cu compare the CUDA
+// version with it at odd shapes. docs/kernels.md explains each operation.
 #pragma once
 
 #include "kernels/cpu/adamw.h"
@@ -138,8 +136,7 @@ static inline void matmul_forward(Stream *stream, Real *output, int output_strid
     matmul(stream, &work);
 }
 
-// d_input (rows, inputs) = d_output (rows, outputs) weight. Rows of both are their
-// strides apart.
+// d_input (rows, inputs) = d_output (rows, outputs) weight. Rows of both are their strides apart.
 static inline void matmul_backward_input(Stream *stream, Real *d_input, int d_input_stride,
                                          const Real *d_output, int d_output_stride, const Real *weight,
                                          int rows, int inputs, int outputs) {
@@ -301,7 +298,6 @@ static inline void muon_polynomial(Stream *stream, Real *polynomial, const Real 
     KERNEL(muon_polynomial, stream->precision, stream, polynomial, square, side, count);
 }
 
-// out (count) = in (count).
 static inline void buffer_copy(Stream *stream, float *out, const float *in, size_t count) {
     KERNEL_ON_GPU(stream, stream_copy(stream, out, in, count * sizeof *in))
     cpu_buffer_copy(stream, out, in, count);
@@ -338,35 +334,30 @@ static inline void reals_from_floats(Stream *stream, Real *out, const float *in,
     KERNEL(reals_from_floats, stream->precision, stream, out, in, count);
 }
 
-// The outer steps of kernels/cpu/outer.h; on the CPU they run in the calling thread.
-static inline void outer_pseudo_gradient(Stream *stream, float *pseudo_gradient, const float *outer,
-                                         const float *local, size_t count, float weight) {
-    KERNEL_ON_GPU(stream, cuda_outer_pseudo_gradient(stream, pseudo_gradient, outer, local, count, weight))
-    cpu_outer_pseudo_gradient(pseudo_gradient, outer, local, count, weight);
+// The outer steps of kernels/cpu/outer.h and kernels/cpu/sparse.h; on the CPU they run in the
+// calling thread.
+static inline void outer_pseudo_gradient(Stream *stream, const OuterRange *range, float weight) {
+    KERNEL_ON_GPU(stream, cuda_outer_pseudo_gradient(stream, range, weight))
+    cpu_outer_pseudo_gradient(range, weight);
 }
 
-static inline void outer_nesterov(Stream *stream, float *outer, float *momentum, float *local,
-                                  const float *sum, size_t count, const NesterovStep *step) {
-    KERNEL_ON_GPU(stream, cuda_outer_nesterov(stream, outer, momentum, local, sum, count, step))
-    cpu_outer_nesterov(outer, momentum, local, sum, count, step);
+static inline void outer_nesterov(Stream *stream, const OuterRange *range, const NesterovStep *step) {
+    KERNEL_ON_GPU(stream, cuda_outer_nesterov(stream, range, step))
+    cpu_outer_nesterov(range, step);
 }
 
-static inline void outer_momentum(Stream *stream, float *base, float *momentum, float *local, float *exchange,
-                                  const float *start, size_t count, const MomentumStep *step) {
-    KERNEL_ON_GPU(stream, cuda_outer_momentum(stream, base, momentum, local, exchange, start, count, step))
-    cpu_outer_momentum(base, momentum, local, exchange, start, count, step);
+static inline void outer_momentum(Stream *stream, const OuterRange *range, const MomentumStep *step) {
+    KERNEL_ON_GPU(stream, cuda_outer_momentum(stream, range, step))
+    cpu_outer_momentum(range, step);
 }
 
-// The two steps of kernels/cpu/sparse.h; on the CPU they run in the calling thread.
-static inline void sparse_encode(Stream *stream, SparseBlock *blocks, float *error, const float *outer,
-                                 const float *local, size_t count, float beta) {
-    KERNEL_ON_GPU(stream, cuda_sparse_encode(stream, blocks, error, outer, local, count, beta))
-    cpu_sparse_encode(blocks, error, outer, local, count, beta);
+static inline void sparse_encode(Stream *stream, const OuterRange *range, SparseBlock *blocks, float beta) {
+    KERNEL_ON_GPU(stream, cuda_sparse_encode(stream, range, blocks, beta))
+    cpu_sparse_encode(range, blocks, beta);
 }
 
-static inline void sparse_apply(Stream *stream, float *outer, float *local, const float *sent,
-                                const float *error, const SparseBlock *blocks, size_t stride, size_t count,
-                                const SparseStep *step) {
-    KERNEL_ON_GPU(stream, cuda_sparse_apply(stream, outer, local, sent, error, blocks, stride, count, step))
-    cpu_sparse_apply(outer, local, sent, error, blocks, stride, count, step);
+static inline void sparse_apply(Stream *stream, const OuterRange *range, const SparseBlock *blocks,
+                                size_t stride, const SparseStep *step) {
+    KERNEL_ON_GPU(stream, cuda_sparse_apply(stream, range, blocks, stride, step))
+    cpu_sparse_apply(range, blocks, stride, step);
 }

@@ -1,10 +1,9 @@
 // moments.h: AdamW's moments in bf16, rounded at random.
 //
-// In one step a second moment falls by at most 1 - beta2 of itself. Half of the spacing of
-// bf16 is 2^-9 to 2^-8 of a number. So with a beta2 above 0.998 a moment that is rounded to
-// nearest would never fall again. Here a number between two neighbours in bf16 becomes the
-// upper one with a probability equal to its place between them, so the mean of many roundings is
-// the number itself.
+// In one step a second moment falls by at most 1 - beta2 of itself. Half of the spacing of bf16 is
+// 2^-9 to 2^-8 of a number. So with a beta2 above 0.998 a moment that is rounded to nearest would
+// never fall again. Here a number between two neighbours in bf16 becomes the upper one with a
+// probability equal to its place between them, so the mean of many roundings is the number itself.
 //
 // The random bits are a function of the run's seed, the number of the commit and the place of
 // the element in the flat parameter vector, and of nothing else: they repeat on any number of

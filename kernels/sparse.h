@@ -1,9 +1,7 @@
-// sparse.h: the format in which SparseLoCo sends a vector: the largest elements, each in
-// two bits.
+// sparse.h: the format in which SparseLoCo sends a vector: the largest elements, each in two bits.
 //
-// A block covers SPARSE_BLOCK consecutive elements of the vector, the last one what is
-// left. It holds the SPARSE_ENTRIES largest elements, or all of them where there are no
-// more:
+// A block covers SPARSE_BLOCK consecutive elements of the vector, the last one what is left. It
+// holds the SPARSE_ENTRIES largest elements, or all of them where there are no more:
 //
 //   bytes  0 ..  95   indexes within the block, ascending, 12 bits each, the lower ones first
 //   bytes 96 .. 111   codes, 2 bits each: 1 for a negative element, 2 for the high magnitude
@@ -65,7 +63,6 @@ WIRE_FUNCTION int sparse_elements(size_t count, size_t begin) {
     return (int)(left < most ? left : most);
 }
 
-// How many entries a block with `elements` elements has.
 WIRE_FUNCTION int sparse_entries(int elements) {
     return elements < SPARSE_ENTRIES ? elements : SPARSE_ENTRIES;
 }

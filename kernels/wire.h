@@ -11,7 +11,8 @@
 //
 // All but the first two are coarse: the error of an element depends on the largest one in
 // its block or group. Sums of gradients and differences of parameters tolerate that; parameters
-// themselves do not. In 4 bits gradients do if what is lost is sent later (Collective::unsent).
+// themselves do not. In 4 bits gradients tolerate it if what is lost is sent with the next commit
+// (Collective::unsent; which jobs do so, scheduler_feeds_back() says).
 //
 // e3m0 suits elements of many sizes, int4 elements of about one size, such as AdamW's steps. A
 // group of 32 has a scale of 16 bits, which makes 4.5 bits an element. With one of 32 bits a block
@@ -19,12 +20,11 @@
 // (dev/results/four-bits-2026-11-27.md).
 //
 // A range of elements, 0 or more, is encoded by itself. It is cut into blocks of WIRE_BLOCK
-// elements, the last one shorter. A block depends on nothing but its elements, so an
-// array may be cut into ranges at any multiple of WIRE_BLOCK and gives the same bytes in
-// the same order. A block begins with its scales: of int8 and e3m0 one in fp32, of int4 eight in
-// bf16. Then come the codes. Zeros fill the last word of a range: every byte of it is defined.
-// Encoded data is aligned to 4 bytes, is in the byte order of the machine, and overlaps neither
-// input nor output.
+// elements, the last one shorter. A block depends on nothing but its elements, so an array may be
+// cut into ranges at any multiple of WIRE_BLOCK and gives the same bytes in the same order. A block
+// begins with its scales: of int8 and e3m0 one in fp32, of int4 eight in bf16. Then come the codes.
+// Zeros fill the last word of a range: every byte of it is defined. Encoded data is aligned to 4
+// bytes, is in the byte order of the machine, and overlaps neither input nor output.
 //
 // Scales are chosen so that every value of a coarse format is exact in fp32. Therefore
 // encoding what was decoded gives the same bytes again, and the owner of a shard can keep the
@@ -53,7 +53,9 @@ typedef enum WireFormat {
 
 enum {
     WIRE_BLOCK = 256,
-    WIRE_GROUP = 32, // elements of int4 that share a scale: those of 16 bytes of codes
+    // Elements of int4 that share a scale: those of 16 bytes of codes, which are 16 neighbours and,
+    // half a block behind them, 16 others.
+    WIRE_GROUP = 32,
     WIRE_GROUPS = WIRE_BLOCK / WIRE_GROUP
 };
 
@@ -76,9 +78,7 @@ WIRE_FUNCTION float wire_float_from_bits(uint32_t bits) {
     return value;
 }
 
-// ---------------------------------------------------------------------------------------
-// fp32 and bf16. Here and below, wire_encode_FORMAT and wire_decode_FORMAT do one block:
-// count <= WIRE_BLOCK.
+// ---- fp32 and bf16. wire_encode_FORMAT and wire_decode_FORMAT do one block: count <= WIRE_BLOCK
 
 static inline void wire_encode_fp32(void *out, const float *in, size_t count) {
     memcpy(out, in, count * sizeof(float));
@@ -153,36 +153,23 @@ WIRE_FUNCTION uint8_t wire_int_code(float value, float scale) {
     return (uint8_t)wire_float_bits(value / scale + 0x1.8p23f);
 }
 
-// ---------------------------------------------------------------------------------------
-// e3m0
-//
+// ---- e3m0 -----------------------------------------------------------------------------
+
 // A code has a sign in bit 3 and c in bits 0 to 2. c = 0 means 0, without a sign; c = 1
 // to 7 means scale * 2^(c-7). Codes lie in a block as int4's do.
 
-// The least magnitudes of a code, as their bits. In these bits one octave is 2^23.
-typedef struct WireE3M0Levels {
-    uint32_t one; // c >= 1: half of the smallest level, scale / 128
-    uint32_t two; // c >= 2: the middle between levels 1 and 2; each next middle is an octave above
-} WireE3M0Levels;
-
-// The highest middle is 3/4 of the scale. If that has too many bits for fp32, the least number
-// that rounds up is the next one above.
-WIRE_FUNCTION WireE3M0Levels wire_e3m0_levels(float scale) {
-    double middle = 0.75 * (double)scale;
-    float top = (float)middle;
-    uint32_t seven = wire_float_bits(top) + ((double)top < middle ? 1u : 0u);
-    WireE3M0Levels levels;
-    levels.one = wire_float_bits(scale) - (7u << 23);
-    levels.two = seven - (5u << 23);
-    return levels;
-}
-
-WIRE_FUNCTION uint8_t wire_e3m0_code(WireE3M0Levels levels, float value) {
+// The code of a value. Magnitudes are compared as their bits, in which one octave is 2^23. The
+// middles between levels are an octave apart, and the highest is 3/4 of the scale. If that has too
+// many bits for fp32, the least number that rounds up is the next one above.
+WIRE_FUNCTION uint8_t wire_e3m0_code(float value, float scale) {
+    double highest = 0.75 * (double)scale;
+    float middle = (float)highest;
+    uint32_t seven = wire_float_bits(middle) + ((double)middle < highest ? 1u : 0u); // the least for c = 7
     uint32_t bits = wire_float_bits(value), magnitude = wire_magnitude(value);
-    // As if the middles continued downwards; level 1 begins a little earlier than that.
-    uint32_t below_two = levels.two - (2u << 23);
+    // As if the middles continued downwards. But c is 1 from half of the smallest level on.
+    uint32_t below_two = seven - (7u << 23), one = wire_float_bits(scale) - (7u << 23);
     uint32_t octaves = (magnitude > below_two ? magnitude - below_two : 0u) >> 23;
-    uint32_t least = magnitude >= levels.one ? 1u : 0u;
+    uint32_t least = magnitude >= one ? 1u : 0u;
     uint32_t c = octaves > least ? octaves : least;
     return (uint8_t)(c > 0 ? c | (bits >> 28 & 8u) : 0u);
 }
@@ -206,7 +193,7 @@ WIRE_FUNCTION float wire_scale(WireFormat format, uint32_t largest) {
 
 // The code of an element beside such a scale: 8 bits of int8, 4 of the others.
 WIRE_FUNCTION uint8_t wire_code(WireFormat format, float scale, float value) {
-    return format == WIRE_E3M0   ? wire_e3m0_code(wire_e3m0_levels(scale), value)
+    return format == WIRE_E3M0   ? wire_e3m0_code(value, scale)
            : format == WIRE_INT8 ? wire_int_code(value, scale)
                                  : wire_int_code(value, scale) & 15u;
 }
@@ -351,7 +338,6 @@ static const WireCodec WIRE_CODECS[WIRE_FORMAT_COUNT] = {
 
 static inline const char *wire_name(WireFormat format) { return WIRE_CODECS[format].name; }
 
-// Whether the format is too coarse for parameters themselves.
 static inline bool wire_is_coarse(WireFormat format) { return WIRE_CODECS[format].coarse; }
 
 // Bytes of an encoded range of `count` elements: a multiple of 4.

@@ -6,8 +6,6 @@
 // who fine-tunes them does.
 #pragma once
 
-#include <stddef.h>
-
 #include "models/model.h"
 
 typedef enum ConfigKind {
@@ -99,6 +97,16 @@ static inline bool config_json_read(const json_t *root, const char *path, ModelC
         if (!config_json_read_key(root, path, key, config, error)) { return false; }
     }
     return config->family->accept(root, path, config, error);
+}
+
+// Fills in the channels of an MLP that are left open. Heads must divide the model's channels;
+// `channels` and `heads` are the names of these keys.
+static inline bool config_json_accept_heads(const char *path, const char *channels, const char *heads,
+                                            ModelConfig *config, Error *error) {
+    if (config->mlp_channels == 0) { config->mlp_channels = 4 * config->channels; }
+    return config->channels % config->heads == 0 ||
+           error_set(error, "%s: %s %d must be a multiple of %s %d", path, channels, config->channels, heads,
+                     config->heads);
 }
 
 // Sets all members that are no counts as a config.json without them would.

@@ -8,8 +8,6 @@
 // come from the host, and losses go there.
 #pragma once
 
-#include <limits.h>
-
 #include "models/head.h"
 #include "models/positions.h"
 
@@ -230,12 +228,11 @@ static inline void model_forward(Model *model, Stream *stream, const void *param
     layer_norm_forward(model, stream, 2 * L, true);
 }
 
-// gradients (parameter_count) += the gradient of the losses of the targets (B, T) >= 0, summed
-// and divided by B T. With pace->begins: = that gradient. Calls pace->need before
-// it reads parameters, and pace->finish. Returns the losses (B, T), which mean nothing if
-// no target counts. They can be read, and tokens and targets changed, when the stream has
-// settled. parameters and gradients: where the kernels want them. Tokens must lie in the
-// vocabulary.
+// gradients (parameter_count) += the gradient of the losses of the targets (B, T) >= 0, summed and
+// divided by B T. With pace->begins: = that gradient. Calls pace->need before it reads parameters,
+// and pace->finish. Returns the losses (B, T), which mean nothing if no target counts. They can be
+// read, and tokens and targets changed, when the stream has settled. parameters and gradients:
+// where the kernels want them. Tokens must lie in the vocabulary.
 //
 // Gradients of a tied head are finished last, with those of the embedding.
 static inline const float *model_gradients(Model *model, Stream *stream, const void *parameters,

@@ -3,10 +3,6 @@
 // No other code knows a family by its name; help texts do.
 #pragma once
 
-#include <limits.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include "models/gpt2.h"
 #include "models/gpt_neo.h"
 #include "models/qwen3.h"
@@ -26,11 +22,10 @@ typedef struct ModelPreset {
     double epsilon, deviation, theta, factor; // epsilon and deviation 0: the family's
 } ModelPreset;
 
-// 125M as in the ACCO paper; 1.3B and 2.7B as EleutherAI publishes them. The paper gives
-// no sizes for its 36M model with a vocabulary of 10000: this is the published
-// TinyStories-33M with that vocabulary, 36.8M parameters. tiny reads bytes and has 0.86M
-// parameters. The sizes of GPT-2 are OpenAI's: 124M, 355M, 774M and 1.56B parameters. The others
-// are those of their files on the Hub.
+// 125M as in the ACCO paper; 1.3B and 2.7B as EleutherAI publishes them. The paper gives no sizes
+// for its 36M model with a vocabulary of 10000: this is the published TinyStories-33M with that
+// vocabulary, 36.8M parameters. tiny reads bytes and has 0.86M parameters. The sizes of GPT-2 are
+// OpenAI's: 124M, 355M, 774M and 1.56B parameters. The others are those of their files on the Hub.
 static const ModelPreset MODEL_PRESETS[] = {
     {"tiny", &gpt_neo_family, 4, 128, 4, 512, 64, 256, 256, 0, 0, true, 0, 0, 0, 0},
     {"36M", &gpt_neo_family, 4, 768, 16, 3072, 256, 1024, 10000, 0, 0, true, 0, 0, 0, 0},

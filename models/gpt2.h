@@ -48,10 +48,7 @@ static const ConfigKey gpt2_keys[MODEL_ROWS] = {
 };
 
 static inline bool gpt2_accept(const json_t *root, const char *path, ModelConfig *config, Error *error) {
-    if (config->mlp_channels == 0) { config->mlp_channels = 4 * config->channels; }
-    return (config->channels % config->heads == 0 ||
-            error_set(error, "%s: n_embd %d must be a multiple of n_head %d", path, config->channels,
-                      config->heads)) &&
+    return config_json_accept_heads(path, "n_embd", "n_head", config, error) &&
            (!json_is_true(json_object_get(root, "scale_attn_by_inverse_layer_idx")) ||
             error_set(error, "%s: \"scale_attn_by_inverse_layer_idx\" must be false", path));
 }

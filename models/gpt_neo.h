@@ -84,10 +84,7 @@ static inline bool gpt_neo_read_attention(const json_t *root, const char *path, 
 }
 
 static inline bool gpt_neo_accept(const json_t *root, const char *path, ModelConfig *config, Error *error) {
-    if (config->mlp_channels == 0) { config->mlp_channels = 4 * config->channels; }
-    return (config->channels % config->heads == 0 ||
-            error_set(error, "%s: hidden_size %d must be a multiple of num_heads %d", path, config->channels,
-                      config->heads)) &&
+    return config_json_accept_heads(path, "hidden_size", "num_heads", config, error) &&
            gpt_neo_read_attention(root, path, config, error);
 }
 

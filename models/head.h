@@ -24,8 +24,6 @@ static inline Real *head_input(const Model *model) {
     return layer_norm(model, 2 * model->config.layers, NULL).output;
 }
 
-// ---- Sizes ----------------------------------------------------------------------------
-
 // How far apart rows of logits are.
 static inline int head_logits_stride(int vocabulary, bool on_gpu) {
     return on_gpu ? (vocabulary + HEAD_LOGITS_UNIT - 1) / HEAD_LOGITS_UNIT * HEAD_LOGITS_UNIT : vocabulary;
@@ -44,7 +42,7 @@ static inline int head_chunk_rows(int rows, int most, int logits_stride, Precisi
     int unit = on_gpu && limit >= HEAD_GPU_CHUNK_ROWS ? HEAD_GPU_CHUNK_ROWS : 1;
     limit = limit < 1 ? 1 : limit / unit * unit;
     int chunks = (rows + limit - 1) / limit, chunk = ((rows + chunks - 1) / chunks + unit - 1) / unit * unit;
-    return chunk < rows ? chunk : rows;
+    return int_min(chunk, rows);
 }
 
 // How many columns of logits the head's products compute. On a GPU they compute as many
@@ -61,8 +59,6 @@ static inline int head_logits_columns(const Model *model) {
                                                 : model->settings.part->frozen_count - place->frozen;
     return needed <= there ? model->logits_stride : model->config.vocabulary;
 }
-
-// ---- Passes ---------------------------------------------------------------------------
 
 // largest (count): the most probable token by each row of model->logits; -1 where a row
 // has none, because its logits are not numbers.
@@ -104,7 +100,7 @@ static inline void head_loss(Model *model, Stream *stream, const Real *hidden, c
     const Real *weight = weights_of(model, model->head);
     float scale = gradients != NULL ? 1.0f / (float)rows : 0.0f;
     for (int first = 0; first < rows; first += model->chunk) {
-        int count = rows - first < model->chunk ? rows - first : model->chunk;
+        int count = int_min(rows - first, model->chunk);
         size_t offset = (size_t)first * (size_t)C;
         const Real *input = real_at_const(hidden, offset, precision);
         matmul_forward(stream, model->logits, stride, input, weight, count, C, columns);

@@ -9,8 +9,8 @@
 // GELU.
 //
 // Each operation has the same arrays in both passes, so one function gives them to both. What the
-// backward pass needs is either kept or computed again (Recompute). A residual is computed by the
-// norm behind it, which adds the branch and its bias.
+// backward pass needs is either kept or computed again (Recompute). A branch and its bias are
+// added to the residual by the norm that follows.
 #pragma once
 
 #include "models/weights.h"
@@ -229,11 +229,20 @@ static inline void layer_attention_decode(Model *model, Stream *stream, int l) {
     size_t queries = (size_t)model->matrices[TENSOR_OUT].inputs, keys = (size_t)layer_keys_width(model),
            cache = (size_t)l * (size_t)config->positions * keys,
            place = cache + (size_t)model->position * keys;
+    AttentionDecode work = {.output = real_floats(arrays.attention),
+                            .scores = model->key_scores,
+                            .query = qkv,
+                            .keys = model->keys + cache,
+                            .values = model->values + cache,
+                            .position = model->position,
+                            .positions = config->positions,
+                            .channels = (int)queries,
+                            .heads = config->heads,
+                            .kv_heads = model_kv_heads(config),
+                            .window = layer_window(config, l)};
     memcpy(model->keys + place, qkv + queries, keys * sizeof(float));
     memcpy(model->values + place, qkv + queries + keys, keys * sizeof(float));
-    cpu_attention_decode(stream, real_floats(arrays.attention), model->key_scores, qkv, model->keys + cache,
-                         model->values + cache, model->position, config->positions, (int)queries,
-                         config->heads, model_kv_heads(config), layer_window(config, l));
+    cpu_attention_decode(stream, &work);
 }
 
 // Adds b_up to mlp_saved before SwiGLU; GELU adds it by itself. With gradients (NULL: none) back
@@ -274,8 +283,7 @@ static inline void layer_activation(Model *model, Stream *stream, int l, float *
 
 // ---- The passes -----------------------------------------------------------------------
 
-// Layer l up to mlp_hidden, which its last product reads. add_branch: as in
-// layer_norm_forward.
+// Layer l up to mlp_hidden, which its last product reads. add_branch: as in layer_norm_forward.
 static inline void layer_forward(Model *model, Stream *stream, int l, bool add_branch) {
     // attention of q, k, v = W_qkv norm_1(x)
     layer_norm_forward(model, stream, 2 * l, add_branch);

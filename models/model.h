@@ -4,26 +4,17 @@
 // its config.json, and what it refuses. families.h lists the pages. The passes are the same for
 // all of them (decoder.h). All other code knows no family by its name.
 //
-// Which model is meant is a ModelConfig, from a preset or a Hugging Face config.json. From it
-// and the rows of the family follows the parameter table, the only list of tensors:
-// initialisation, weight decay, checkpoints, export, the memory plan, operations and the
-// passes all read it.
+// Which model is meant is a ModelConfig, from a preset or a Hugging Face config.json. From it and
+// the rows of the family follows the parameter table, the only list of tensors: initialisation,
+// weight decay, checkpoints, export, the memory plan, operations and the passes all read it.
 #pragma once
 
 #include <jansson.h>
-#include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "kernels/cpu/reals.h"
-#include "runtime/device.h"
-#include "runtime/errors.h"
 #include "runtime/memory.h"
 #include "runtime/pace.h"
-#include "runtime/precision.h"
 #include "runtime/random.h"
-#include "runtime/thread_pool.h"
 
 enum { MODEL_MAX_LAYERS = 96 };
 
@@ -77,7 +68,6 @@ static inline double model_mean_keys(const ModelConfig *config, int layer, int T
     return w - w * (w - 1.0) / (2.0 * T);
 }
 
-// D, the channels of a head.
 static inline int model_head_size(const ModelConfig *config) {
     return config->head_channels > 0 ? config->head_channels : config->channels / config->heads;
 }
@@ -228,7 +218,6 @@ typedef struct ParameterTable {
     size_t layer_begins[MODEL_MAX_LAYERS + 1]; // first element of each layer, and the end of the last one
 } ParameterTable;
 
-// columns 0: a vector.
 static inline ParameterInfo *parameter_table_add(ParameterTable *table, const char *prefix, const char *name,
                                                  int rows, int columns, float fill) {
     ParameterInfo *entry = &table->entries[table->count++];
@@ -282,12 +271,11 @@ static inline void parameter_table_add_row(ParameterTable *table, const ModelCon
     entry->is_transposed = row->is & ROW_TURNED;
 }
 
-// Fills `table`, which the caller frees.
+// The caller frees `table`.
 static inline void parameter_table_make(const ModelConfig *config, ParameterTable *table) {
     int L = config->layers;
     memset(table, 0, sizeof *table);
-    table->entries =
-        (ParameterInfo *)memory_take((size_t)(L * LAYER_TENSORS + MODEL_ROWS), sizeof *table->entries);
+    table->entries = MEMORY_OF(ParameterInfo, L * LAYER_TENSORS + MODEL_ROWS);
     const TensorRow *row = config->family->tensors, *first;
     for (; strstr(row->name, ".N.") == NULL; row++) { parameter_table_add_row(table, config, L, row); }
     first = row;
@@ -353,12 +341,11 @@ static inline void parameters_initialize(const ParameterTable *table, uint64_t s
 
 // ---- What a model is built for, and what it is asked ----------------------------------
 
-// What the backward pass computes again instead of keeping it. Each level includes the
-// one before.
+// What the backward pass computes again instead of keeping it. Each level includes the one before.
 typedef enum Recompute {
     RECOMPUTE_NONE,
     RECOMPUTE_GELU,      // the output of the activation function, from its input
-    RECOMPUTE_LAYERNORM, // the outputs of the LayerNorms, from the residuals
+    RECOMPUTE_LAYERNORM, // the outputs of the norms, from the residuals
     RECOMPUTE_BLOCK,     // everything in a layer, from the layer's input
     RECOMPUTE_LEVELS
 } Recompute;
@@ -400,8 +387,7 @@ typedef struct ModelQuery {
 
 // ---- Losses and logits ----------------------------------------------------------------
 
-// The first of the largest of the logits (count); -1 where one of them is NaN or all are
-// -infinity.
+// The first of the largest of the logits (count); -1 where one of them is NaN or all are -infinity.
 static inline int32_t logits_largest(const Real *logits, int count, Precision precision) {
     int32_t best = -1;
     float maximum = -INFINITY;

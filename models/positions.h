@@ -43,8 +43,6 @@ static const RotaryKey ROTARY_KEYS[] = {
 };
 enum { ROTARY_KEY_COUNT = sizeof ROTARY_KEYS / sizeof ROTARY_KEYS[0] };
 
-// ---- The angles -----------------------------------------------------------------------
-
 // By which yarn multiplies cosines and sines.
 static inline double positions_growth(const RotaryPositions *rotary) {
     bool two = rotary->mscale > 0 && rotary->mscale_all_dim > 0;
@@ -94,8 +92,6 @@ static inline void positions_turn(const ModelConfig *config, int first, int T, f
         }
     }
 }
-
-// ---- config.json ----------------------------------------------------------------------
 
 // `config` has its number of positions already.
 static inline bool positions_read(const json_t *root, const char *path, ModelConfig *config, Error *error) {

@@ -59,8 +59,6 @@ static inline double trained_flops_per_token(const TrainedPart *part, const Mode
     return flops;
 }
 
-// ---- Patterns -------------------------------------------------------------------------
-
 // The module of a tensor by the tensor's name, which may lack the family's prefix:
 // h.0.mlp.c_fc, and c_fc.
 typedef struct TrainedModule {
@@ -133,8 +131,6 @@ static inline bool trained_mark(TrainedPart *part, const char *option, const cha
     return true;
 }
 
-// ---- The vectors ----------------------------------------------------------------------
-
 // Lays out both vectors, in the order of the model, by the kinds of the places. An adapter's A
 // begins as a Linear of PyTorch does, within +-1 / sqrt(inputs), and B at 0: so the model
 // begins as it was.
@@ -142,7 +138,7 @@ static inline void trained_lay_out(TrainedPart *part) {
     ParameterTable *table = &part->table;
     const ParameterTable *model = &part->model;
     table->layers = model->layers;
-    table->entries = (ParameterInfo *)memory_take(2 * (size_t)model->count, sizeof *table->entries);
+    table->entries = MEMORY_OF(ParameterInfo, 2 * (size_t)model->count);
     for (int i = 0, layer = 0; i < model->count; i++) {
         const ParameterInfo *entry = &model->entries[i];
         TensorPlace *place = &part->places[i];
@@ -182,7 +178,7 @@ static inline bool trained_part_make(TrainedPart *part, const ModelConfig *confi
                                      const TrainedChoice *choice, Error *error) {
     memset(part, 0, sizeof *part);
     parameter_table_make(config, &part->model);
-    part->places = (TensorPlace *)memory_take((size_t)part->model.count, sizeof *part->places);
+    part->places = MEMORY_OF(TensorPlace, part->model.count);
     part->rank = choice->rank;
     part->alpha = choice->alpha;
     part->scale = choice->rank > 0 ? (float)(choice->alpha / choice->rank) : 0;

@@ -34,8 +34,6 @@ static inline void weights_need(Model *model, Stream *stream, const void *parame
     model->prepared = end;
 }
 
-// ---- Where tensors are ----------------------------------------------------------------
-
 // The offset of a layer's tensor in the flat array of what is trained, or where it would
 // be there. Layer L's NORM_1 is the last norm.
 static inline size_t weights_at(const Model *model, int layer, int role) {
@@ -64,8 +62,6 @@ static inline float *weights_gradient(const Model *model, float *gradients, int 
     return trained ? gradients + model->places[tensor].trained
                    : model->discarded + tensor % LAYER_TENSORS * model->widest;
 }
-
-// ---- Products -------------------------------------------------------------------------
 
 // Forward output (B, T, outputs) = input (B, T, inputs) W^T for a matrix W of a layer; backward
 // the gradients, rows their strides apart.

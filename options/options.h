@@ -147,8 +147,6 @@ typedef struct OptionSpec {
     const char *help;     // the effect, and what it costs
 } OptionSpec;
 
-// ---- The table ------------------------------------------------------------------------
-
 // A row of the table as a field of Options. Fields are called as their options, with
 // underscores; lr, lr-by and min-lr are spelled out, and --optimizer is called rule.
 typedef int64_t OPTION_INTEGER_FIELD, OPTION_COUNT_FIELD;
@@ -212,7 +210,6 @@ static inline const OptionSpec *option_of(size_t offset) {
     return option;
 }
 
-// NULL: no option has this name.
 static inline const OptionSpec *option_find(const char *name) {
     for (EACH_OPTION(option)) {
         if (strcmp(option->name, name) == 0) { return option; }
@@ -220,11 +217,12 @@ static inline const OptionSpec *option_find(const char *name) {
     return NULL;
 }
 
-// Whether the option has a relation of this kind to the other one.
+// other: NULL: any.
 static inline bool option_relates(const OptionSpec *option, OptionRelationKind kind,
                                   const OptionSpec *other) {
     const OptionRelation *relation = option->relations;
-    while (relation->kind != 0 && (relation->kind != kind || relation->other != other->offset)) {
+    while (relation->kind != 0 &&
+           (relation->kind != kind || (other != NULL && relation->other != other->offset))) {
         relation++;
     }
     return relation->kind != 0;
@@ -261,7 +259,6 @@ static inline const char *options_start(const Options *options) {
     return options->finetune[0] != '\0' ? options->finetune : options->from;
 }
 
-// What names the model: --from, --finetune or --model.
 static inline const char *options_model(const Options *options) {
     const char *start = options_start(options);
     return start[0] != '\0' ? start : options->model;

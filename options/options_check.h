@@ -6,8 +6,6 @@
 
 #include "options/options_parse.h"
 
-// ---- The rule and its options ---------------------------------------------------------
-
 // What the table says of options that are not at their defaults. At its default an option
 // is accepted with every rule, because a saved configuration holds them all.
 static inline bool options_check_columns(const Options *options, Error *error) {
@@ -88,8 +86,6 @@ static inline bool options_check_accumulate(const Options *options, Error *error
     return true;
 }
 
-// ---- What follows from the options ----------------------------------------------------
-
 // Micro-batches of `rank` per commit: its number of the list, or --accumulate where there is none.
 // 0: auto. 1 where a list is too short, until options_check_rank_numbers refuses it.
 static inline int options_rank_accumulate(const Options *options, int rank) {
@@ -141,8 +137,6 @@ static inline bool options_save_times(const Options *options, SaveTimes *times, 
                      text_excerpt(text, excerpt), name_hint(text, words, 2, hint));
 }
 
-// ---- Other options --------------------------------------------------------------------
-
 static inline bool options_emulate_link(const Options *options) {
     return options->link_mbit > 0 || options->link_us > 0;
 }
@@ -168,9 +162,8 @@ static inline bool options_check_pairs(const Options *options, Error *error) {
     }
     if (!options_save_times(options, &saves, error)) { return false; }
     if (options->on_spike == SPIKE_ROLLBACK && saves.commits == 0 && saves.seconds == 0) {
-        return error_set(error,
-                         "--on-spike rollback needs --save-every with a number of commits or a time: there "
-                         "must be checkpoints to go back to");
+        return error_set(error, "--on-spike rollback needs --save-every with a number of commits or a time: "
+                                "there must be checkpoints to go back to");
     }
     return options->precision != PRECISION_FASTEST || options->command == COMMAND_TRAIN ||
            error_set(error, "--precision fastest is measured where training begins; here say fp32 or bf16");

@@ -5,14 +5,10 @@
 
 // "N|auto", "fp32|bf16", "on|off".
 static inline const char *option_metavariable(const OptionSpec *option, char text[OPTION_VALUE_SIZE]) {
-    if (option->type == OPTION_SWITCH) {
-        snprintf(text, OPTION_VALUE_SIZE, "on|off");
-    } else if (option->type == OPTION_CHOICE) {
-        option_join_choices(option, "|", "|", text);
-    } else {
-        snprintf(text, OPTION_VALUE_SIZE, "%s%s%s", option->metavariable, option->word == NULL ? "" : "|",
-                 option->word == NULL ? "" : option->word);
-    }
+    const char *word = option->word == NULL ? "" : option->word;
+    if (option->type == OPTION_SWITCH) { return "on|off"; }
+    if (option->type == OPTION_CHOICE) { return option_join_choices(option, "|", "|", text); }
+    snprintf(text, OPTION_VALUE_SIZE, "%s%s%s", option->metavariable, word[0] == '\0' ? "" : "|", word);
     return text;
 }
 

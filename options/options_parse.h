@@ -22,28 +22,26 @@ static inline void *option_field(const OptionSpec *option, const Options *option
     return (char *)(size_t)options + option->offset;
 }
 
-// text <- the choices, such as "fp32, bf16 or int8".
-static inline void option_join_choices(const OptionSpec *option, const char *comma, const char *last,
-                                       char text[OPTION_VALUE_SIZE]) {
+// The choices, such as "fp32, bf16 or int8", in `text`.
+static inline const char *option_join_choices(const OptionSpec *option, const char *comma, const char *last,
+                                              char text[OPTION_VALUE_SIZE]) {
     text[0] = '\0';
     for (int i = 0; option->choices[i] != NULL; i++) {
         const char *separator = option->choices[i + 1] == NULL ? last : comma;
         text_join(text, OPTION_VALUE_SIZE, separator, "%s", option->choices[i]);
     }
+    return text;
 }
 
 // "auto or 1 .. 4096", "end, or 1 or more", "fp32, bf16 or int8", "on or off", "text".
 static inline const char *option_allowed(const OptionSpec *option, char text[OPTION_VALUE_SIZE]) {
-    if (option->type == OPTION_SWITCH || option->type == OPTION_TEXT) {
-        snprintf(text, OPTION_VALUE_SIZE, "%s", option->type == OPTION_SWITCH ? "on or off" : "text");
-    } else if (option->type == OPTION_CHOICE) {
-        option_join_choices(option, ", ", " or ", text);
-    } else {
-        bool no_limit = option->maximum == OPTION_NO_LIMIT;
-        snprintf(text, OPTION_VALUE_SIZE, "%s", option->word == NULL ? "" : option->word);
-        text_join(text, OPTION_VALUE_SIZE, no_limit ? ", or " : " or ",
-                  no_limit ? "%.15g or more" : "%.15g .. %.15g", option->minimum, option->maximum);
-    }
+    bool no_limit = option->maximum == OPTION_NO_LIMIT;
+    if (option->type == OPTION_SWITCH) { return "on or off"; }
+    if (option->type == OPTION_TEXT) { return "text"; }
+    if (option->type == OPTION_CHOICE) { return option_join_choices(option, ", ", " or ", text); }
+    snprintf(text, OPTION_VALUE_SIZE, "%s", option->word == NULL ? "" : option->word);
+    text_join(text, OPTION_VALUE_SIZE, no_limit ? ", or " : " or ",
+              no_limit ? "%.15g or more" : "%.15g .. %.15g", option->minimum, option->maximum);
     return text;
 }
 
@@ -180,15 +178,14 @@ static inline void options_defaults(Options *options) {
 // ---- A value as text ------------------------------------------------------------------
 
 // The shortest decimal that reads back as the same double; 300 and not 3e+02.
-static inline void option_print_real(double value, char text[OPTION_VALUE_SIZE]) {
-    if (value == nearbyint(value) && fabs(value) < 1e15) {
-        snprintf(text, OPTION_VALUE_SIZE, "%.0f", value);
-        return;
-    }
-    for (int digits = 1; digits <= 17; digits++) {
+static inline const char *option_print_real(double value, char text[OPTION_VALUE_SIZE]) {
+    bool exact = value == nearbyint(value) && fabs(value) < 1e15;
+    snprintf(text, OPTION_VALUE_SIZE, "%.0f", value);
+    for (int digits = 1; !exact && digits <= 17; digits++) {
         snprintf(text, OPTION_VALUE_SIZE, "%.*g", digits, value);
-        if (strtod(text, NULL) == value) { return; }
+        exact = strtod(text, NULL) == value;
     }
+    return text;
 }
 
 // Whether the value is the one that the word stands for; only numbers have words.
@@ -199,22 +196,16 @@ static inline bool option_has_word_value(const OptionSpec *option, const Options
            option->word_value;
 }
 
-// The value as option_set reads it: in `text`, or of a text the field itself.
+// The value as option_set reads it: of a number in `text`, of a text the field itself.
 static inline const char *option_print_value(const OptionSpec *option, const Options *options,
                                              char text[OPTION_VALUE_SIZE]) {
     const void *field = option_field(option, options);
     if (option->type == OPTION_TEXT) { return (const char *)field; }
-    if (option->type == OPTION_SWITCH) {
-        snprintf(text, OPTION_VALUE_SIZE, "%s", *(const bool *)field ? "on" : "off");
-    } else if (option->type == OPTION_CHOICE) {
-        snprintf(text, OPTION_VALUE_SIZE, "%s", option->choices[*(const OptionChoice *)field]);
-    } else if (option_has_word_value(option, options)) {
-        snprintf(text, OPTION_VALUE_SIZE, "%s", option->word);
-    } else if (option->type == OPTION_REAL) {
-        option_print_real(*(const double *)field, text);
-    } else {
-        snprintf(text, OPTION_VALUE_SIZE, "%lld", (long long)*(const int64_t *)field);
-    }
+    if (option->type == OPTION_SWITCH) { return *(const bool *)field ? "on" : "off"; }
+    if (option->type == OPTION_CHOICE) { return option->choices[*(const OptionChoice *)field]; }
+    if (option_has_word_value(option, options)) { return option->word; }
+    if (option->type == OPTION_REAL) { return option_print_real(*(const double *)field, text); }
+    snprintf(text, OPTION_VALUE_SIZE, "%lld", (long long)*(const int64_t *)field);
     return text;
 }
 
@@ -278,17 +269,12 @@ static inline json_t *options_as_json(const Options *options) {
     options_defaults(&defaults);
     for (EACH_OPTION(option)) {
         const void *field = option_field(option, options);
-        json_t *value;
-        if (option->type == OPTION_SWITCH) {
-            value = json_boolean(*(const bool *)field);
-        } else if (option->type == OPTION_TEXT || option->type == OPTION_CHOICE ||
-                   option_has_word_value(option, options)) {
-            value = json_string(option_print_value(option, options, text));
-        } else if (option->type == OPTION_REAL) {
-            value = json_real(*(const double *)field);
-        } else {
-            value = json_integer((json_int_t) * (const int64_t *)field);
-        }
+        bool is_text = option->type == OPTION_TEXT || option->type == OPTION_CHOICE ||
+                       option_has_word_value(option, options);
+        json_t *value = option->type == OPTION_SWITCH ? json_boolean(*(const bool *)field)
+                        : is_text                     ? json_string(option_print_value(option, options, text))
+                        : option->type == OPTION_REAL ? json_real(*(const double *)field)
+                                                      : json_integer((json_int_t) * (const int64_t *)field);
         json_object_set_new(object, option->name, value);
     }
     json_object_set_new(object, option_of(offsetof(Options, config))->name, json_null());
@@ -332,6 +318,7 @@ static inline bool option_set_json(const OptionSpec *option, Options *options, c
 
 // Where the value of an option is from: of two the later one wins.
 typedef enum OptionSource { FROM_DEFAULT, FROM_RUN, FROM_FILE, FROM_LINE } OptionSource;
+typedef OptionSource OptionSources[OPTION_COUNT_OF_TABLE];
 
 // No option has this name. `dashes`: "--" on the command line, "" in a file.
 static inline bool option_unknown(const char *written, const char *dashes, Error *error) {
@@ -457,9 +444,8 @@ static inline bool options_parse_command(int argc, char **argv, Options *options
             text_join(all, sizeof all, ", ", "%s", command_names[found]);
         }
         if (found == COMMANDS_BY_NAME) {
-            name_hint(argv[1], command_names, COMMANDS_BY_NAME, hint);
             return error_set(error, "unknown command %s%s; commands: %s", text_excerpt(argv[1], excerpt),
-                             hint, all);
+                             name_hint(argv[1], command_names, COMMANDS_BY_NAME, hint), all);
         }
         *position = 2;
     }
@@ -486,8 +472,7 @@ static inline bool options_parse_command(int argc, char **argv, Options *options
 
 // Where one option takes the place of another, the one from the later source counts, and the
 // other goes back to its default. Two from the same source are refused.
-static inline bool options_settle_rivals(Options *options, OptionSource sources[OPTION_COUNT_OF_TABLE],
-                                         Error *error) {
+static inline bool options_settle_rivals(Options *options, OptionSources sources, Error *error) {
     Options defaults;
     options_defaults(&defaults);
     for (EACH_OPTION(one)) {
@@ -529,24 +514,12 @@ static inline void options_find_kept(const Options *options, OptionText path) {
     }
 }
 
-// Refuses a run with checkpoints whose options nobody has: it would go on at the defaults.
-static inline bool options_check_unknown(const Options *options, Error *error) {
-    char checkpoints[PATH_MAX];
-    snprintf(checkpoints, sizeof checkpoints, "%.3000s/checkpoints", options->out);
-    return strcmp(options->resume, "auto") != 0 || !directory_has(checkpoints, "commit-") ||
-           error_set(error,
-                     "--resume auto: %.300s has checkpoints, but no config.json with the options of its run: "
-                     "give one with --config, or resume a checkpoint, which has a copy: --resume "
-                     "%.300s/checkpoints/commit-N",
-                     options->out, options->out);
-}
-
 // Takes from a configuration what is not given. FROM_FILE: from a template of --config, which
 // leaves to the program what its run chose, but for measurements. FROM_RUN: from the resumed run,
 // or that of --like, but no options of one run or of other rules; with --config only what it chose
 // and what is left to the program now.
 static inline bool options_take(const char *path, OptionSource source, Options *options,
-                                OptionSource sources[OPTION_COUNT_OF_TABLE], Error *error) {
+                                OptionSources sources, Error *error) {
     Options saved;
     bool has[OPTION_COUNT_OF_TABLE] = {false}, again = source == FROM_RUN;
     char text[OPTION_VALUE_SIZE];
@@ -556,13 +529,13 @@ static inline bool options_take(const char *path, OptionSource source, Options *
     for (int i = 0; i < 2 * OPTION_COUNT_OF_TABLE; i++) { // what depends on other options comes later
         int index = i % OPTION_COUNT_OF_TABLE;
         const OptionSpec *option = &option_table[index];
-        bool depends = option->rules != NULL, anew = !again && option->measured == NULL;
+        bool depends = option->rules != NULL || option_relates(option, OPTION_FOLLOWS, NULL);
+        bool anew = !again && option->measured == NULL;
         bool is_free = !again || (!option->of_one_run && options->config[0] == '\0');
         bool fits = !again || option_is_of_rule(option, options_rule(options));
         for (const OptionRelation *relation = option->relations; relation->kind != 0; relation++) {
-            if (relation->kind != OPTION_FOLLOWS) { continue; }
-            depends = true;
-            anew = anew || (again && !option_is_same(option_of(relation->other), options, &saved));
+            anew = anew || (again && relation->kind == OPTION_FOLLOWS &&
+                            !option_is_same(option_of(relation->other), options, &saved));
         }
         bool is_kept = again && saved.chosen[index] && option_is_open(option, options);
         bool is_taken = (is_free && sources[index] == FROM_DEFAULT) || is_kept;
@@ -580,24 +553,31 @@ static inline bool options_take(const char *path, OptionSource source, Options *
 static inline void options_measure_anew(Options *options, int ranks) {
     Error none;
     for (EACH_OPTION(option)) {
-        const OptionRelation *relation = option->relations;
-        while (relation->kind != 0 && relation->kind != OPTION_FOLLOWS) { relation++; }
-        bool *chosen = &options->chosen[option - option_table], follows = relation->kind != 0;
-        if (*chosen && follows && option->measured != NULL && options->measuring_ranks != ranks) {
+        bool *chosen = &options->chosen[option - option_table];
+        if (*chosen && option_relates(option, OPTION_FOLLOWS, NULL) && option->measured != NULL &&
+            options->measuring_ranks != ranks) {
             *chosen = !option_set(option, options, option->measured, &none);
         }
     }
 }
 
 // Goes on as the run that is resumed, or plans as the run of --like.
-static inline bool options_resume(Options *options, OptionSource sources[OPTION_COUNT_OF_TABLE],
-                                  Error *error) {
+static inline bool options_resume(Options *options, OptionSources sources, Error *error) {
     bool plans = options->command == COMMAND_PLAN && options->like[0] != '\0';
     bool resumes = plans || (options->command == COMMAND_TRAIN && strcmp(options->resume, "off") != 0);
     if (!resumes) { return true; }
     options_find_kept(options, options->kept);
     if (options->kept[0] == '\0') {
-        return options->config[0] != '\0' || options_check_unknown(options, error);
+        // A run with checkpoints whose options nobody has would go on at the defaults.
+        char checkpoints[PATH_MAX];
+        snprintf(checkpoints, sizeof checkpoints, "%.3000s/checkpoints", options->out);
+        return options->config[0] != '\0' || strcmp(options->resume, "auto") != 0 ||
+               !directory_has(checkpoints, "commit-") ||
+               error_set(error,
+                         "--resume auto: %.300s has checkpoints, but no config.json with the options of its "
+                         "run: give one with --config, or resume a checkpoint, which has a copy: --resume "
+                         "%.300s/checkpoints/commit-N",
+                         options->out, options->out);
     }
     bool has_taken = false;
     if (!options_take(options->kept, FROM_RUN, options, sources, error)) { return false; }
@@ -617,7 +597,7 @@ static inline bool options_resume(Options *options, OptionSource sources[OPTION_
 // The command line, then the file of --config, then what a resumed run keeps, then defaults.
 // --help and --version count whatever else is there. options_check is to follow.
 static inline bool options_parse(int argc, char **argv, Options *options, Error *error) {
-    OptionSource sources[OPTION_COUNT_OF_TABLE] = {FROM_DEFAULT};
+    OptionSources sources = {FROM_DEFAULT};
     const char *given[OPTION_COUNT_OF_TABLE] = {NULL}, *value = NULL; // given: on the command line
     const OptionSpec *option = NULL;
     char users[96] = "";

@@ -1,5 +1,4 @@
-// choose.h: the choices of a rule that are left to a measurement, such as --acco-split
-// auto, when a run could start to train.
+// choose.h: a rule's choices that are left to a measurement before training (--acco-split auto).
 //
 // The ranks measure a micro-batch and exchanges on the run itself (plan/measure.h). Rank 0
 // simulates the ways to run that the rule offers (Rule::choose) with these times, and takes the
@@ -17,13 +16,11 @@
 
 enum { CHOOSE_SPLITS = 64 }; // of more splits, about this many are simulated, evenly spread
 
-// What one rank computes.
 typedef struct RankSpeed {
     int micro_batches; // per commit
     double seconds;    // of one, during an exchange
 } RankSpeed;
 
-// What a choice is made from.
 typedef struct Measurements {
     int rule; // in RULES
     const SchedulerSettings *settings;
@@ -34,9 +31,9 @@ typedef struct Measurements {
     double exchange[WIRE_FORMAT_COUNT]; // seconds, of the slowest rank; 0: not measured
 } Measurements;
 
-// One way to run, and the seconds of its commits: with exchanges as slow as the margin allows
-// (late), and their mean with those of measured exchanges (expected). By slow exchanges alone, a
-// split that hides the measured ones may look no better than one that hides nothing.
+// One way to run, and the seconds of its commits. late: with exchanges as slow as the margin
+// allows. expected: the mean of that and of the seconds with exchanges as measured. By the slow
+// ones alone a split that hides the measured ones may look no better than one that hides nothing.
 typedef struct Choice {
     RuleOptions options;
     double late, expected;
@@ -50,7 +47,6 @@ static inline double measured_computing(const Measurements *measured) {
     return longest;
 }
 
-// The settings of a rank with these options.
 static inline SchedulerSettings settings_of_rank(const Measurements *measured, const RuleOptions *options,
                                                  int rank) {
     SchedulerSettings settings = *measured->settings;
@@ -63,17 +59,12 @@ static inline SchedulerSettings settings_of_rank(const Measurements *measured, c
 // of the scheduler that is simulated are planned and never allocated.
 static inline double simulated_seconds(const Measurements *measured, const RuleOptions *options,
                                        double longer) {
-    typedef struct Simulated {
-        Scheduler scheduler;
-        Arena arena;
-        Transport transport;
-        Simulation simulation;
-    } Simulated;
-    size_t size = (size_t)measured->transport->size;
+    size_t size = measured->transport->size;
     const RankSpeed *ranks = measured->ranks;
     SchedulerSettings settings = settings_of_rank(measured, options, 0);
-    Simulated *simulated = (Simulated *)memory_take(1, sizeof *simulated);
-    double *slowness = (double *)memory_take(3 * size, sizeof(double)), exchange[WIRE_FORMAT_COUNT];
+    Run *trial = MEMORY_OF(Run, 1);
+    Simulation simulation;
+    double *slowness = MEMORY_OF(double, 3 * size), exchange[WIRE_FORMAT_COUNT];
     double *counts = slowness + size, *estimate_counts = counts + size;
     Machine machine = *measured->machine;
     machine.micro_batch = ranks[0].seconds; // with what exchanges take from it, and --slow-ms
@@ -93,19 +84,17 @@ static inline double simulated_seconds(const Measurements *measured, const RuleO
         estimate_counts[rank] =
             (double)(other.micro_batches - other.round_a) / (settings.micro_batches - settings.round_a);
     }
-    simulated->transport = *measured->transport;
-    scheduler_reserve(&simulated->scheduler, &simulated->arena, &settings, measured->problem,
-                      &simulated->transport);
-    simulation_open(&simulated->simulation, &simulated->scheduler, &machine);
-    double seconds = simulation_of_rule(&simulated->simulation, RULES[measured->rule].rule).seconds;
-    simulation_close(&simulated->simulation);
-    free(simulated);
+    trial->transport = *measured->transport;
+    scheduler_reserve(&trial->scheduler, &trial->arena, &settings, measured->problem, &trial->transport);
+    simulation_open(&simulation, &trial->scheduler, &machine);
+    double seconds = simulation_of_rule(&simulation, RULES[measured->rule].rule).seconds;
+    simulation_close(&simulation);
+    free(trial);
     free(slowness);
     return seconds;
 }
 
-// The first choice whose commits are as short as any other's; late: with slow exchanges, else in
-// the mean.
+// The first choice whose commits are as short as any; late: with slow exchanges, else on average.
 static inline const Choice *choose_first(const Measurements *measured, const Choice *list, int count,
                                          bool late) {
     double least = INFINITY;
@@ -115,7 +104,6 @@ static inline const Choice *choose_first(const Measurements *measured, const Cho
     return list;
 }
 
-// The best split with a format.
 static inline Choice choose_split(const Measurements *measured, const RuleOptions *options, int format) {
     Choice choices[CHOOSE_SPLITS + 1];
     int count = 0, most = 0;
@@ -146,8 +134,6 @@ static inline bool choice_hides_everything(const Measurements *measured, const C
     return choice->late <= (1 + CHOOSE_TOLERANCE) * measured_computing(measured);
 }
 
-// ---- On a run -------------------------------------------------------------------------
-
 // All ranks measure together; rank 0 chooses for all.
 static inline void measure_and_choose(Run *run) {
     Scheduler *s = &run->scheduler;
@@ -155,8 +141,7 @@ static inline void measure_and_choose(Run *run) {
     RankSpeed mine = {s->settings.micro_batches, round.micro_batch};
     RankSpeed *ranks =
         (RankSpeed *)transport_collect_records(&run->transport, "measuring the ranks", &mine, sizeof mine);
-    Setup setup = setup_of_run(run);
-    Machine machine = machine_of_setup(&setup, round.micro_batch);
+    Machine machine = machine_of_run(run, round.micro_batch);
     Measurements measured = {.rule = run->options.rule,
                              .settings = &s->settings,
                              .problem = &s->problem,
@@ -187,11 +172,11 @@ static inline void measure_and_choose(Run *run) {
             a = fmax(a, other.round_a * ranks[rank].seconds);
             b = fmax(b, (other.micro_batches - other.round_a) * ranks[rank].seconds);
         }
-        snprintf(run->rule_reason, sizeof run->rule_reason,
-                 "measured: the exchange of a commit takes %.3g s and its round %.3g s, the exchange of an "
-                 "estimate (%s) %.3g s and its round %.3g s",
-                 measured.exchange[settings.wire], a, wire_name(settings.estimate_wire),
-                 measured.exchange[settings.estimate_wire], b);
+        TEXT_PRINT(run->rule_reason,
+                   "measured: the exchange of a commit takes %.3g s and its round %.3g s, the exchange of an "
+                   "estimate (%s) %.3g s and its round %.3g s",
+                   measured.exchange[settings.wire], a, wire_name(settings.estimate_wire),
+                   measured.exchange[settings.estimate_wire], b);
         run->options.rules = chosen->options;
         s->settings.device.beside[0] = measured_beside(&measured, settings.wire);
         s->settings.device.beside[1] = measured_beside(&measured, settings.estimate_wire);
@@ -218,8 +203,8 @@ static inline void choose_by_measurement(Run *run) {
         measure_and_choose(run);
         options->measuring_ranks = run->transport.size;
         run->rule->configure(options_of_rule(options), &run->scheduler.settings);
-        bool saved = !run_is_main(run) || save_configuration(options, run->directory, &error);
-        agree_or_exit(run, saved ? 0 : EXIT_SYSTEM_FAILURE, &error);
+        bool saved = save_configuration(run, &error);
+        agree_or_exit(run, saved, EXIT_SYSTEM_FAILURE, &error);
     }
     run->checkpointed.options = options_as_json(options); // from here on they do not change
 }

@@ -2,8 +2,7 @@
 //
 // What is recommended reaches a loss first: its speed is divided by the tokens that it needs
 // relative to plain training with AdamW, as measured with small models (Recipe). Among equally fast
-// ones, within FORECAST_TOLERANCE, the one that needs the fewest tokens is recommended, and then
-// the one with the least memory.
+// ones (FORECAST_TOLERANCE) it needs the fewest tokens, and then the least memory.
 #pragma once
 
 #include "kernels/cpu/product_rates.h"
@@ -18,11 +17,11 @@
 // ---- What a micro-batch takes ---------------------------------------------------------
 
 // On the CPU: computes some with random parameters. NAN where memory or threads are refused.
-static inline double micro_batch_measure(const Setup *setup, int threads) {
-    ModelSettings settings = setup->model->settings;
-    Arena *arena = (Arena *)memory_take(1, sizeof *arena);
-    Model *model = (Model *)memory_take(1, sizeof *model);
-    size_t parameters = setup->part->table.parameter_count, rows = (size_t)setup_micro_batch_tokens(setup);
+static inline double micro_batch_measure(const Run *run, int threads) {
+    ModelSettings settings = run->model.settings;
+    Run *trial = trial_of(run, &run->options);
+    Arena *arena = &trial->arena;
+    size_t parameters = run->part.table.parameter_count, rows = tokens_per_micro_batch(run);
     float *weights, *gradients; // (parameters)
     int32_t *tokens;            // (rows)
     enum { TIMES = 5 };
@@ -32,66 +31,64 @@ static inline double micro_batch_measure(const Setup *setup, int threads) {
     arena_reserve(arena, MEMORY_PARAMETERS, "parameters", parameters * sizeof(float), &weights);
     arena_reserve(arena, MEMORY_GRADIENTS, "gradients", parameters * sizeof(float), &gradients);
     arena_reserve(arena, MEMORY_WORKSPACE, "tokens", rows * sizeof(int32_t), &tokens);
-    model_reserve(model, arena, setup->config, &settings);
+    model_reserve(&trial->model, arena, &run->config, &settings);
     bool ready = arena_commit(arena, &unused);
     if (ready) {
-        parameters_initialize(&setup->part->table, 1, stream.pool, weights);
-        for (size_t i = 0; i < setup->part->frozen_count; i++) {
-            real_store(setup->part->frozen, i, 1e-2f * (float)(i % 7), settings.precision);
+        parameters_initialize(&run->part.table, 1, stream.pool, weights);
+        for (size_t i = 0; i < run->part.frozen_count; i++) {
+            real_store(run->part.frozen, i, 1e-2f * (float)(i % 7), settings.precision);
         }
-        model_random_tokens(setup->config, rows, tokens);
+        model_random_tokens(&run->config, rows, tokens);
         for (int i = 0; i <= TIMES; i++) {
             double began = clock_seconds();
-            model_gradients(model, &stream, weights, gradients, tokens, tokens, NULL);
+            model_gradients(&trial->model, &stream, weights, gradients, tokens, tokens, NULL);
             seconds[i] = clock_seconds() - began;
         }
     }
     arena_release(arena);
     thread_pool_destroy(stream.pool);
-    free(model);
-    free(arena);
+    trial_free(trial);
     double middle = median_of(seconds + 1, TIMES); // and sorts them
     // Alone the least counts: others may use the machine. Ranks together have what they will have.
-    return !ready ? (double)NAN : setup->transport->link.start != NULL ? middle : seconds[1];
+    return !ready ? (double)NAN : run->transport.link.start != NULL ? middle : seconds[1];
 }
 
 #define MICRO_BATCH_MOST 3e10 // operations: one of more is not computed for a plan
 #define GPU_SHARE 0.4         // of its peak: what models of this kind usually reach; not measured
 
 // What recomputing layers costs, as a factor: a forward pass more, of three passes' operations.
-static inline double recomputing(const Setup *setup) {
-    return setup->model->settings.recompute == RECOMPUTE_BLOCK ? 4.0 / 3 : 1;
+static inline double recomputing(const Run *run) {
+    return run->model.settings.recompute == RECOMPUTE_BLOCK ? 4.0 / 3 : 1;
 }
 
 // Without --like: seconds, and where they come from. NAN: not known.
-static inline double micro_batch_seconds(const Setup *setup, char reason[RULE_TEXT]) {
-    const Options *options = setup->options;
-    double tokens = setup_micro_batch_tokens(setup);
-    double operations = trained_flops_per_token(setup->part, setup->config, (int)options->seq_len) * tokens;
-    Precision precision = setup->placement->precision;
-    // Ranks that would share a host as large as this one share its threads. Ranks that were started
-    // have divided them already.
-    int threads = setup->threads, each = setup->transport->local_size > 1 ? 1 : (int)options->ranks_per_host;
+static inline double micro_batch_seconds(const Run *run, char reason[RULE_TEXT]) {
+    const Options *options = &run->options;
+    double tokens = tokens_per_micro_batch(run);
+    double operations = trained_flops_per_token(&run->part, &run->config, (int)options->seq_len) * tokens;
+    Precision precision = run->placement.precision;
+    // Ranks that would share a host like this one share its threads; started ones have already.
+    int threads = run->threads.threads,
+        each = run->transport.local_size > 1 ? 1 : (int)options->ranks_per_host;
     if (options->threads == 0 && each > 1) { threads = each < threads ? threads / each : 1; }
     snprintf(reason, RULE_TEXT, "as --compute-ms says");
     if (options->compute_ms > 0) { return options->compute_ms / 1e3; }
-    if (setup->placement->on_gpu) {
-        double made = operations * recomputing(setup),
-               peak = options->gpu_tflops > 0 ? 1e12 * options->gpu_tflops : gpu_peak(setup->placement);
+    if (run->placement.on_gpu) {
+        double made = operations * recomputing(run),
+               peak = options->gpu_tflops > 0 ? 1e12 * options->gpu_tflops : gpu_peak(&run->placement);
         snprintf(reason, RULE_TEXT, "a guess: %.3g TFLOP at %.0f %% of the GPU's peak of %.4g TFLOP/s",
                  made / 1e12, 100 * GPU_SHARE, peak / 1e12);
         return made / (GPU_SHARE * peak);
     }
     snprintf(reason, RULE_TEXT, "measured %s, with %d thread%s",
-             setup->transport->link.start != NULL ? "by all ranks at once" : "here", threads,
-             plural(threads));
-    if (operations <= MICRO_BATCH_MOST) { return micro_batch_measure(setup, threads); }
+             run->transport.link.start != NULL ? "by all ranks at once" : "here", threads, plural(threads));
+    if (operations <= MICRO_BATCH_MOST) { return micro_batch_measure(run, threads); }
     const bool wanted[2] = {precision == PRECISION_FP32, precision == PRECISION_BF16};
-    ProductRates rates = product_rates_measure(threads, wanted, (int)fmin(tokens, 1024),
-                                               setup->config->channels, setup->config->mlp_channels, 0.3);
+    ProductRates rates = product_rates_measure(threads, wanted, (int)fmin(tokens, 1024), run->config.channels,
+                                               run->config.mlp_channels, 0.3);
     // What the rest of the model leaves of the measured rate (dev/results/bf16-2026-11-22.md).
     double share = precision == PRECISION_BF16 ? 0.78 : 0.95;
-    operations *= recomputing(setup);
+    operations *= recomputing(run);
     snprintf(reason, RULE_TEXT,
              "worked out: %.3g GFLOP at %.0f %% of the %.0f GFLOP/s that products reach here",
              operations / 1e9, 100 * share, rates.gflops[precision]);
@@ -126,23 +123,23 @@ static inline void machine_set_exchange(Machine *machine, const Placement *place
                                         const Options *options) {
     bool nccl = placement->uses_nccl;
     machine->taken_of_time = placement->on_gpu && nccl ? GPU_TAKEN : 0;
-    machine->chunk = nccl ? (double)placement->nccl.buffer_limit / sizeof(float) / (double)options->ranks : 0;
+    machine->chunk = nccl ? (double)placement->nccl.buffer_limit / sizeof(float) / options->ranks : 0;
     if (nccl) { machine->message_seconds = NCCL_MESSAGE; }
     machine->sleeps = !nccl && !plan_emulates(options); // an emulated link says when to look
 }
 
 // micro_batch: seconds of one on a rank.
-static inline Machine machine_of_setup(const Setup *setup, double micro_batch) {
-    const Options *options = setup->options;
-    bool on_gpu = setup->placement->on_gpu, emulated = plan_emulates(options);
-    bool cached = (double)setup->part->table.parameter_count * 4 * sizeof(float) < CPU_CACHE;
+static inline Machine machine_of_run(const Run *run, double micro_batch) {
+    const Options *options = &run->options;
+    bool on_gpu = run->placement.on_gpu, emulated = plan_emulates(options);
+    bool cached = (double)run->part.table.parameter_count * 4 * sizeof(float) < CPU_CACHE;
     double memory = on_gpu ? GPU_MEMORY : cached ? CPU_CACHED : CPU_MEMORY;
     double mbit = options->host_mbit > 0 ? options->host_mbit : emulated ? options->link_mbit : HOST_MBIT;
     double link_us = options->link_us > 0 || emulated ? options->link_us : HOST_US;
     double us = options->host_us > 0 ? options->host_us : link_us;
     double inside = options->inside_mbit > 0 ? options->inside_mbit * 1e6 / 8 : INFINITY;
-    double flops = trained_flops_per_token(setup->part, setup->config, (int)options->seq_len) *
-                   setup_micro_batch_tokens(setup) / micro_batch;
+    double flops = trained_flops_per_token(&run->part, &run->config, (int)options->seq_len) *
+                   tokens_per_micro_batch(run) / micro_batch;
     Machine machine = {.host = {mbit * 1e6 / 8 * (emulated ? 1 : TCP_PAYLOAD), us / 1e6},
                        .inside = {inside, options->inside_us / 1e6},
                        .micro_batch = micro_batch,
@@ -151,11 +148,11 @@ static inline Machine machine_of_setup(const Setup *setup, double micro_batch) {
                        .memory_bytes_per_second = memory,
                        .exchange_bytes_per_second = on_gpu ? GPU_MEMORY : CPU_EXCHANGE,
                        .flops_per_second = flops,
-                       .exchange_flops_per_second = on_gpu ? flops : flops / setup->threads,
+                       .exchange_flops_per_second = on_gpu ? flops : flops / run->threads.threads,
                        .taken_of_work = on_gpu ? 0 : CPU_TAKEN,
                        .message_seconds = on_gpu ? 1e-6 : 5e-6,
                        .wake_seconds = on_gpu ? 10e-6 : 100e-6};
-    machine_set_exchange(&machine, setup->placement, options);
+    machine_set_exchange(&machine, &run->placement, options);
     return machine;
 }
 
@@ -179,32 +176,30 @@ enum {
 
 // What the command of a row trains on. The tokens of --epochs are not known here: 0.
 static inline double row_tokens(const ForecastRow *row) {
-    double micro_batch = (double)(row->options.micro_batch * row->options.seq_len);
+    double micro_batch = row->options.micro_batch * row->options.seq_len;
     double least = ceil(FORECAST_COMMITS * row->commit.micro_batches * micro_batch);
-    return row->options.epochs > 0 ? 0 : fmax((double)row->options.tokens, least);
+    return row->options.epochs > 0 ? 0 : fmax(row->options.tokens, least);
 }
 
 typedef struct Forecast {
     Machine machine;
-    // All rules as asked for, in the order of RULES; the recipes that differ from these;
-    // variants of the run.
+    // All rules as asked for, in the order of RULES; recipes that differ; variants of the run.
     ForecastRow rows[RULE_COUNT + FORECAST_RECIPES + FORECAST_VARIANTS];
     int count, own, recipes_end;
     int recommended, committing; // of rules and recipes; the latter of those that are not local; -1: none
 } Forecast;
 
 // Simulates a run whose memory was reserved.
-static inline void forecast_simulate(Trial *trial, const Machine *machine, ForecastRow *row) {
+static inline void forecast_simulate(Run *trial, const Machine *machine, ForecastRow *row) {
     const Options *options = &trial->options;
-    Transport *transport = trial->setup.transport;
+    Transport *transport = &trial->transport;
     const Groups *hosts = &transport->hosts;
-    MemoryRoom room = memory_room(&trial->setup);
+    MemoryRoom room = memory_room(trial);
     int size = transport->size, own = options_rank_accumulate(options, transport->rank);
     Machine counted = *machine;
     Simulation simulation;
-    char unused[160];
     bool unequal = options->rank_accumulate[0] != '\0';
-    double *counts = unequal ? (double *)memory_take((size_t)size, sizeof(double)) : NULL;
+    double *counts = unequal ? MEMORY_OF(double, size) : NULL;
     for (int rank = 0; unequal && rank < size; rank++) {
         counts[rank] = (double)options_rank_accumulate(options, rank) / own;
     }
@@ -213,7 +208,7 @@ static inline void forecast_simulate(Trial *trial, const Machine *machine, Forec
     double host_rate = machine->host.bytes_per_second / ceil((double)size / hosts->hosts);
     LinkMeasure link = {machine_records(machine, transport, sizeof(double)),
                         hosts->hosts > 1 ? host_rate : machine->exchange_bytes_per_second};
-    bucket_for_link(&trial->scheduler, options, &trial->placement, &link, unused);
+    bucket_for_link(trial, &link);
     simulation_open(&simulation, &trial->scheduler, &counted);
     double length = simulation_length(&simulation);
     if (length > FORECAST_MOST) {
@@ -222,7 +217,7 @@ static inline void forecast_simulate(Trial *trial, const Machine *machine, Forec
     } else {
         row->commit = simulation_of_rule(&simulation, options_rule(options));
         row->tokens_per_second =
-            row->commit.micro_batches * setup_micro_batch_tokens(&trial->setup) / row->commit.seconds;
+            row->commit.micro_batches * tokens_per_micro_batch(trial) / row->commit.seconds;
         row->bytes = trial->arena.bytes;
         row->fits = arena_fits(&trial->arena, &room);
     }
@@ -259,38 +254,37 @@ static inline TokensNeeded options_needs(const Options *options) {
 }
 
 // What `run` would do with these options. A micro-batch of another size takes as long for a token.
-static inline void forecast_row(const Setup *setup, const Machine *machine, const Options *options,
+static inline void forecast_row(const Run *run, const Machine *machine, const Options *options,
                                 ForecastRow *row) {
     memset(row, 0, sizeof *row);
     row->options = *options;
     row->needs = options_needs(options);
     bool valid = options_check(options, &row->refused) &&
-                 options_check_rule(options, setup->config->layers, &row->refused);
-    Trial *trial = valid ? trial_reserve(setup, options, &row->refused) : NULL;
+                 options_check_rule(options, run->config.layers, &row->refused);
+    Run *trial = valid ? trial_reserve(run, options, &row->refused) : NULL;
     if (trial != NULL) {
         Machine scaled = *machine;
-        scaled.micro_batch *= (double)options->micro_batch / (double)setup->options->micro_batch *
-                              recomputing(&trial->setup) / recomputing(setup);
+        scaled.micro_batch *=
+            (double)options->micro_batch / run->options.micro_batch * recomputing(trial) / recomputing(run);
         forecast_simulate(trial, &scaled, row);
     }
     trial_free(trial);
 }
 
-// So that it may be recommended.
 static inline bool forecast_is_possible(const ForecastRow *row) {
     return !error_is_set(&row->refused) && row->fits;
 }
 
 // Sets the rate of the link between hosts, or of what ranks do for an exchange where there is one
 // host, so that the run makes as many tokens a second as it did.
-static inline void forecast_fit(const Setup *setup, Machine *machine, double tokens_per_second) {
-    bool outside = setup->transport->hosts.hosts > 1;
+static inline void forecast_fit(const Run *run, Machine *machine, double tokens_per_second) {
+    bool outside = run->transport.hosts.hosts > 1;
     double *rate = outside ? &machine->host.bytes_per_second : &machine->exchange_bytes_per_second;
     double low = log(1e3), high = log(1e12);
-    ForecastRow *row = (ForecastRow *)memory_take(1, sizeof *row);
+    ForecastRow *row = MEMORY_OF(ForecastRow, 1);
     for (int halving = 0; halving < 20; halving++) {
         *rate = exp((low + high) / 2);
-        forecast_row(setup, machine, setup->options, row);
+        forecast_row(run, machine, &run->options, row);
         *(row->tokens_per_second < tokens_per_second ? &low : &high) = log(*rate);
     }
     free(row);
@@ -336,26 +330,24 @@ static inline int forecast_choose(const Forecast *forecast, int wanted) {
 }
 
 // A row for a run with another rule or inner optimizer than the plan's, which NCCL may not be able
-// to serve, or alone. recompute: the one asked for, before --fit chose the run's.
-static inline void forecast_alternative(const Setup *setup, OptionChoice recompute, Options *options,
-                                        const Machine *machine, ForecastRow *row) {
-    Placement placement = *setup->placement;
-    Setup other = *setup;
+// to serve, or alone.
+static inline void forecast_alternative(const Run *run, Options *options, const Machine *machine,
+                                        ForecastRow *row) {
+    Run *other = trial_of(run, &run->options);
     Machine counted = *machine;
-    placement_plan_gpu_exchange(&placement, options);
-    machine_set_exchange(&counted, &placement, options);
-    other.placement = &placement;
+    placement_plan_gpu_exchange(&other->placement, options);
+    machine_set_exchange(&counted, &other->placement, options);
     if (options->fit) {
-        options->recompute = recompute;
-        fit_options(&other, options);
+        options->recompute = run->placement.asked_recompute;
+        fit_options(other, options);
     }
-    forecast_row(&other, &counted, options, row);
+    forecast_row(other, &counted, options, row);
+    trial_free(other);
 }
 
-// Every rule in the other ways that were measured; if the run has AdamW and its model is new,
-// with Muon, too.
-static inline void forecast_add_recipes(const Setup *setup, OptionChoice recompute, Forecast *forecast) {
-    const Options *options = setup->options;
+// Every rule in the other ways that were measured; of a new model that has AdamW, with Muon, too.
+static inline void forecast_add_recipes(const Run *run, Forecast *forecast) {
+    const Options *options = &run->options;
     bool with_muon = options->inner == INNER_ADAMW && options->finetune[0] == '\0';
     for (int i = 0; i < RULE_COUNT * RECIPE_COUNT; i++) {
         const ForecastRow *asked = &forecast->rows[i / RECIPE_COUNT];
@@ -365,55 +357,53 @@ static inline void forecast_add_recipes(const Setup *setup, OptionChoice recompu
             Options other = asked->options;
             if (muon) { other.inner = INNER_MUON; }
             if (options_are_adaptive(&other)) {
-                other.accumulate = (int64_t)(asked->commit.micro_batches / setup->transport->size + 0.5);
+                other.accumulate = (int64_t)(asked->commit.micro_batches / run->transport.size + 0.5);
             }
             recipe_apply(recipe, &other);
             if (options_are_same(&other, &asked->options)) { continue; }
             ForecastRow *row = &forecast->rows[forecast->count++];
-            forecast_alternative(setup, recompute, &other, &forecast->machine, row);
+            forecast_alternative(run, &other, &forecast->machine, row);
         }
     }
 }
 
 // The run's own rule with coarser wires, a coarser estimate, larger batches, and overlap.
-static inline void forecast_add_variants(const Setup *setup, Forecast *forecast) {
+static inline void forecast_add_variants(const Run *run, Forecast *forecast) {
     const OptionSpec *estimate = option_find("estimate-wire");
     Options variants[FORECAST_VARIANTS];
     int count = 0;
     Error never;
-    for (int i = 0; i < FORECAST_VARIANTS; i++) { variants[i] = *setup->options; }
+    for (int i = 0; i < FORECAST_VARIANTS; i++) { variants[i] = run->options; }
     for (int wire = WIRE_BF16; wire <= WIRE_INT8; wire++) {
-        if (wire > setup->options->wire) { variants[count++].wire = wire; }
+        if (wire > run->options.wire) { variants[count++].wire = wire; }
     }
-    if (option_list_names(estimate->rules, options_rule(setup->options)->name)) {
+    if (option_list_names(estimate->rules, options_rule(&run->options)->name)) {
         option_set(estimate, &variants[count++], "int4", &never);
     }
-    bool fixed = setup->options->rank_accumulate[0] == '\0' && setup->options->accumulate > 0;
+    bool fixed = run->options.rank_accumulate[0] == '\0' && run->options.accumulate > 0;
     for (int factor = 2; fixed && factor <= 4; factor *= 2) { variants[count++].accumulate *= factor; }
-    if (!setup->options->overlap) { variants[count++].overlap = true; }
+    if (!run->options.overlap) { variants[count++].overlap = true; }
     for (int i = 0; i < count; i++) {
-        forecast_row(setup, &forecast->machine, &variants[i], &forecast->rows[forecast->count++]);
+        forecast_row(run, &forecast->machine, &variants[i], &forecast->rows[forecast->count++]);
     }
 }
 
-// All rules, the run's first: with --accumulate auto it says how large the others' batch is.
-// Options that another rule does not have are at their defaults. variants: also the run's own rule
-// otherwise.
-static inline void forecast_make(const Setup *setup, const Machine *machine, OptionChoice recompute,
-                                 bool variants, Forecast *forecast) {
-    int size = setup->transport->size, own = setup->options->rule;
+// All rules, the run's first: with --accumulate auto it says how large the others' batch is. What
+// another rule does not have is at its default. variants: also the run's own rule otherwise.
+static inline void forecast_make(const Run *run, const Machine *machine, bool variants, Forecast *forecast) {
+    int size = run->transport.size, own = run->options.rule;
     Error unused;
     memset(forecast, 0, sizeof *forecast);
     forecast->machine = *machine;
     forecast->own = own;
     forecast->count = RULE_COUNT;
     ForecastRow *row = &forecast->rows[own];
-    forecast_row(setup, machine, setup->options, row);
-    double total = error_is_set(&row->refused) ? (double)options_total_accumulate(setup->options, size)
+    forecast_row(run, machine, &run->options, row);
+    double total = error_is_set(&row->refused) ? options_total_accumulate(&run->options, size)
                                                : row->commit.micro_batches;
     for (int rule = 0; rule < RULE_COUNT; rule++) {
         if (rule == own) { continue; }
-        Options options = *setup->options;
+        Options options = run->options;
         options.rule = rule;
         for (EACH_OPTION(option)) {
             if (!option_is_of_rule(option, RULES[rule].rule)) { option_set_default(option, &options); }
@@ -422,20 +412,18 @@ static inline void forecast_make(const Setup *setup, const Machine *machine, Opt
             option_set_default(option_find("wire"), &options);
             option_set_default(option_find("exchange"), &options);
         }
-        bool lost_list = setup->options->rank_accumulate[0] != '\0' && options.rank_accumulate[0] == '\0';
-        if (options_are_adaptive(setup->options) || lost_list) {
+        bool lost_list = run->options.rank_accumulate[0] != '\0' && options.rank_accumulate[0] == '\0';
+        if (options_are_adaptive(&run->options) || lost_list) {
             options.accumulate = (int64_t)(total / size + 0.5);
         }
-        forecast_alternative(setup, recompute, &options, machine, &forecast->rows[rule]);
+        forecast_alternative(run, &options, machine, &forecast->rows[rule]);
     }
-    forecast_add_recipes(setup, recompute, forecast);
+    forecast_add_recipes(run, forecast);
     forecast->recipes_end = forecast->count;
-    if (variants) { forecast_add_variants(setup, forecast); }
+    if (variants) { forecast_add_variants(run, forecast); }
     forecast->recommended = forecast_choose(forecast, CHOOSE_ANY);
     forecast->committing = forecast_choose(forecast, CHOOSE_COMMITTING);
 }
-
-// ---- In words ---------------------------------------------------------------------------
 
 // " --name value" for every option of the run's rule that is not as in `reference`, as in a shell;
 // for the caller to free.

@@ -33,7 +33,7 @@ static inline void like_take_start(const json_t *event, LikeRun *like) {
     like->ranks = (int)json_array_size(ranks);
     like->ranks_of_host = 0;
     for (int rank = 0; rank < like->ranks; rank++) {
-        like->ranks_of_host += json_equal(json_object_get(json_array_get(ranks, (size_t)rank), "host"), host);
+        like->ranks_of_host += json_equal(json_object_get(json_array_get(ranks, rank), "host"), host);
     }
     like->parameters = like_number(event, "parameters");
     like->tokens = like_number(options, "micro-batch") * like_number(options, "seq-len");
@@ -51,7 +51,7 @@ static inline bool like_read(const char *name, LikeRun *like, Error *error) {
     double seconds = 0, tokens = 0;     // of training, at the first of them
     double total_seconds = 0, done = 0; // and at the last
     memset(like, 0, sizeof *like);
-    snprintf(path, sizeof path, "%s/log.jsonl", name);
+    TEXT_PRINT(path, "%s/log.jsonl", name);
     FILE *file = fopen(path, "r");
     if (file == NULL) { return error_set(error, "--like %.300s: there is no log.jsonl of a run", name); }
     while (getline(&line, &room, file) > 0) {
@@ -65,9 +65,9 @@ static inline bool like_read(const char *name, LikeRun *like, Error *error) {
             reports = 0;
         } else if (strcmp(kind, "end") == 0) {
             const json_t *times = json_object_get(event, "rank_micro_batch_ms");
-            size_t count = (size_t)like->ranks;
+            size_t count = like->ranks;
             bool first = json_array_size(times) == count && like->rank_seconds == NULL;
-            if (first) { like->rank_seconds = (double *)memory_take(count, sizeof(double)); }
+            if (first) { like->rank_seconds = MEMORY_OF(double, count); }
             for (size_t i = 0; i < count && like->rank_seconds != NULL; i++) {
                 like->rank_seconds[i] = json_number_value(json_array_get(times, i)) / 1e3;
             }

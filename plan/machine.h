@@ -42,16 +42,13 @@ typedef struct Machine {
     // In Muon's matrix products: where compute waits for them, and of a thread that also exchanges.
     double flops_per_second, exchange_flops_per_second;
     // What an exchange takes from the overlapped computation: a share of the rank's work for it
-    // (both need the same cores), and a share of its whole time (it keeps some of a GPU's
-    // processors busy).
+    // (both need the same cores), and of its whole time (it keeps some of a GPU's processors busy).
     double taken_of_work, taken_of_time;
     double chunk;           // elements of each owner that travel at a time; 0: as collectives_host.h cuts
     double message_seconds; // of a rank's work for a message, however short
     double wake_seconds;    // until all ranks have noticed that an exchange may begin
     bool sleeps;            // ranks that wait sleep between looks, as transport_wait does
 } Machine;
-
-// ---- Passes over vectors --------------------------------------------------------------
 
 // Bytes of memory that are read and written for an element.
 enum {
@@ -70,8 +67,6 @@ static inline double machine_pass(const Machine *machine, double elements, doubl
 static inline double machine_exchange_pass(const Machine *machine, double elements, double bytes) {
     return elements * bytes / machine->exchange_bytes_per_second;
 }
-
-// ---- Exchanges ------------------------------------------------------------------------
 
 // Bytes of memory for an element that is encoded, decoded and added, by format. Coarse formats are
 // bound by arithmetic: theirs is the number of bytes that would take as long.
@@ -97,11 +92,10 @@ static inline ExchangeCost machine_exchange(const Machine *machine, const Transp
     double outside = own * (two_level ? n - 1 : N - g), inside = own * (two_level ? n : 1) * (g - 1);
     double inside_element = two_level && !gather ? sizeof(float) : element;
     // NCCL is given whole cells, as many as fit into its buffers, and at least one.
-    double chunk_elements = machine->chunk > 0 ? fmax(machine->chunk, own / LAYOUT_CELLS)
-                                               : (double)host_chunk_elements(transport);
+    double chunk_elements =
+        machine->chunk > 0 ? fmax(machine->chunk, own / LAYOUT_CELLS) : host_chunk_elements(transport);
     double chunks = fmax(ceil(own / chunk_elements), 1);
-    double messages = chunks * (two_level ? n - 1 + g - 1 : N - 1);
-    double bytes = g * outside * element;
+    double messages = chunks * (two_level ? n - 1 + g - 1 : N - 1), bytes = g * outside * element;
     double link =
         bytes / machine->host.bytes_per_second + inside * inside_element / machine->inside.bytes_per_second;
     double latency = (n > 1 ? machine->host.latency : 0) + (g > 1 ? machine->inside.latency : 0);

@@ -13,31 +13,26 @@ enum { MEASURE_REPEATS = 3 }; // the median counts
 #define MEASURE_SECONDS 0.2
 
 typedef struct MeasuredRound {
-    double exchange;    // seconds; of the slowest rank
-    double micro_batch; // seconds of one during the exchange; of this rank
-} MeasuredRound;
-
-typedef struct MeasureWork {
     Scheduler *scheduler;
     WireFormat wire;
-    size_t cells;            // how many of the layout's are exchanged
-    double exchange_seconds; // on the slowest rank; the tasks fill in this and what follows
-    double compute_seconds;  // of all micro-batches
+    size_t cells;       // how many of the layout's are exchanged
+    double exchange;    // seconds, on the slowest rank; at last of a whole exchange
+    double micro_batch; // seconds of all of them; at last of one, during the exchange on this rank
     int micro_batches;
-} MeasureWork;
+} MeasuredRound;
 
 // Communication stream. The ranks begin together, so that no rank's wait for another is
 // counted. The communication buffer holds nothing of use afterwards.
 static inline void measure_exchange_task(void *context, Stream *stream) {
-    MeasureWork *work = (MeasureWork *)context;
-    Scheduler *s = work->scheduler;
+    MeasuredRound *round = (MeasuredRound *)context;
+    Scheduler *s = round->scheduler;
     Collective collective = {.layout = &s->layout,
-                             .end = work->cells,
-                             .wire = work->wire,
+                             .end = round->cells,
+                             .wire = round->wire,
                              .buffer = s->comm_buffer.data,
-                             .base = wire_is_coarse(work->wire) ? s->parameters.data : NULL},
+                             .base = wire_is_coarse(round->wire) ? s->parameters.data : NULL},
                gather = collective;
-    gather.wire = job_gather_wire(s, work->wire);
+    gather.wire = job_gather_wire(s, round->wire);
     double seconds[MEASURE_REPEATS];
     for (int i = 0; i < MEASURE_REPEATS; i++) {
         transport_barrier(s->transport, "measuring"); // a rank that waited long wakes up late:
@@ -48,41 +43,40 @@ static inline void measure_exchange_task(void *context, Stream *stream) {
         stream_settle(stream);
         seconds[i] = clock_seconds() - began;
     }
-    work->exchange_seconds =
-        transport_fold(s->transport, "measuring", median_of(seconds, MEASURE_REPEATS), fmax);
+    round->exchange = transport_fold(s->transport, "measuring", median_of(seconds, MEASURE_REPEATS), fmax);
 }
 
 // Compute stream. The micro-batch is training's next one, which computes it again.
 static inline void measure_micro_batch_task(void *context, Stream *stream) {
-    MeasureWork *work = (MeasureWork *)context;
-    Scheduler *s = work->scheduler;
+    MeasuredRound *round = (MeasuredRound *)context;
+    Scheduler *s = round->scheduler;
     double began = clock_seconds();
     scheduler_micro_batch(s, stream, s->micro_batches_begun, true);
     stream_settle(stream);
-    work->compute_seconds += clock_seconds() - began;
-    work->micro_batches++;
+    round->micro_batch += clock_seconds() - began;
+    round->micro_batches++;
 }
 
 // All ranks, before the training of an overlapped rule begins: the times of a round whose job uses
 // this wire. Both streams; the host waits.
 static inline MeasuredRound measure_round(Scheduler *s, WireFormat wire) {
-    MeasureWork work = {.scheduler = s, .wire = wire, .cells = 1};
+    MeasuredRound round = {.scheduler = s, .wire = wire, .cells = 1};
     size_t all = s->layout.cells;
     assert(s->settings.kind == RULE_OVERLAPPED && !s->job_in_flight && !is_handed_over(s));
-    scheduler_call(s, s->compute, measure_micro_batch_task, &work); // warms up, and makes gradients to send
+    scheduler_call(s, s->compute, measure_micro_batch_task, &round); // warms up, and makes gradients to send
     scheduler_call(s, s->compute, boundary_task, s);
-    for (;; work.cells = size_min(4 * work.cells, all)) {
-        scheduler_call(s, s->communication, measure_exchange_task, &work);
-        if (work.exchange_seconds >= MEASURE_SECONDS || work.cells == all) { break; }
+    for (;; round.cells = size_min(4 * round.cells, all)) {
+        scheduler_call(s, s->communication, measure_exchange_task, &round);
+        if (round.exchange >= MEASURE_SECONDS || round.cells == all) { break; }
     }
     // The same part once more, overlapped with computation.
-    work.compute_seconds = work.micro_batches = 0;
-    stream_run(s->communication, measure_exchange_task, &work);
+    round.micro_batch = round.micro_batches = 0;
+    stream_run(s->communication, measure_exchange_task, &round);
     event_record(&s->communicated, s->communication);
     do {
-        scheduler_call(s, s->compute, measure_micro_batch_task, &work);
+        scheduler_call(s, s->compute, measure_micro_batch_task, &round);
     } while (!event_query(&s->communicated));
-    MeasuredRound measured = {work.exchange_seconds * (double)all / (double)work.cells,
-                              work.compute_seconds / work.micro_batches};
-    return measured;
+    round.exchange *= (double)all / round.cells;
+    round.micro_batch /= round.micro_batches;
+    return round;
 }

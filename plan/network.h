@@ -1,5 +1,4 @@
-// network.h: mpirun ... train_gpt plan: what the hosts and the links between them can do,
-// measured by the ranks that would train.
+// network.h: mpirun ... train_gpt plan: what hosts and links can do, measured by their ranks.
 //
 // The plan takes the rate of an exchange between all ranks, the longest latency of a pair, and the
 // pace of every rank. What differs from the other hosts is named, because it is most often a
@@ -69,37 +68,36 @@ static inline void interfaces_find(const Interfaces *before, double bytes, HostF
         }
     }
     if (facts->interface[0] == '\0') { return; }
-    snprintf(path, sizeof path, "/sys/class/net/%s/wireless", facts->interface);
+    TEXT_PRINT(path, "/sys/class/net/%s/wireless", facts->interface);
     facts->wireless = access(path, F_OK) == 0;
-    snprintf(path, sizeof path, "/sys/class/net/%s/duplex", facts->interface);
+    TEXT_PRINT(path, "/sys/class/net/%s/duplex", facts->interface);
     facts->half_duplex = file_read_line(path, "half", text, sizeof text);
-    snprintf(path, sizeof path, "/sys/class/net/%s/speed", facts->interface);
+    TEXT_PRINT(path, "/sys/class/net/%s/speed", facts->interface);
     if (file_read_line(path, "", text, sizeof text)) { facts->interface_mbit = fmax(strtod(text, NULL), 0); }
 }
 
 static inline double wall_clock(void) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+    return now.tv_sec + 1e-9 * now.tv_nsec;
 }
 
-// All ranks. micro_batch: seconds of one on this rank, NAN: not known. The result is the same on
-// all ranks; network_free ends it.
+// All ranks, with the same result. micro_batch: seconds of one on this rank, NAN: not known.
 static inline Network network_measure(Transport *transport, const Hello *hellos, double micro_batch) {
     const Groups *groups = &transport->hosts;
-    size_t hosts = (size_t)groups->hosts;
+    size_t hosts = groups->hosts;
     Network network = {.groups = groups, .hellos = hellos};
     Interfaces before;
     ClockOffset offset = trace_measure_clock(transport, wall_clock);
     HostFacts mine = {.clock = -offset.seconds, .clock_error = offset.error, .micro_batch = micro_batch};
-    network.pairs = (PairMeasure *)memory_take(hosts * hosts, sizeof *network.pairs);
-    network.slowness = (double *)memory_take((size_t)transport->size, sizeof(double));
+    network.pairs = MEMORY_OF(PairMeasure, hosts * hosts);
+    network.slowness = MEMORY_OF(double, transport->size);
     interfaces_read(&before);
     uint64_t sent = transport->bytes_sent_outside;
     probe_pairs(transport, network.pairs);
-    interfaces_find(&before, (double)(transport->bytes_sent_outside - sent), &mine);
+    interfaces_find(&before, transport->bytes_sent_outside - sent, &mine);
     double rate = hosts > 1 ? link_measure(transport, true).rate : INFINITY;
-    double size = transport->size, mates = ceil(size / (double)hosts);
+    double size = transport->size, mates = ceil(size / hosts);
     network.host_rate = hosts > 1 ? rate * mates * (size - mates) / (size - 1) : rate;
     for (size_t i = 0; i < hosts * hosts; i++) {
         network.latency = fmax(network.latency, network.pairs[i].latency);
@@ -130,8 +128,7 @@ static inline const HostFacts *network_facts(const Network *network, int host) {
     return &network->facts[groups_rank(network->groups, host, 0)];
 }
 
-// The name of a host; where several have the same one, as ranks with an emulated link do, its
-// first rank.
+// The name of a host; where several have the same one, as with an emulated link, its first rank.
 static inline const char *network_name(const Network *network, int host, char text[80]) {
     const char *name = network_hello(network, host)->host;
     int same = 0;
@@ -147,8 +144,7 @@ static inline const PairMeasure *network_pair(const Network *network, int from, 
     return &network->pairs[from * network->groups->hosts + to];
 }
 
-// A number of a pair, by its offset in PairMeasure; the least (fmin) or the most (fmax) of a host
-// with the others that it has met.
+// A number of a pair, by its offset in PairMeasure: the extreme of a host with all it has met.
 static inline double network_extreme(const Network *network, int host, size_t number,
                                      double (*choose)(double, double)) {
     double extreme = NAN; // which fmin and fmax leave out
@@ -162,9 +158,9 @@ static inline double network_extreme(const Network *network, int host, size_t nu
 // What is usual: the median over the hosts of each one's best pair.
 static inline double network_usual(const Network *network, size_t number, double (*choose)(double, double)) {
     int hosts = network->groups->hosts;
-    double *best = (double *)memory_take((size_t)hosts, sizeof *best);
+    double *best = MEMORY_OF(double, hosts);
     for (int host = 0; host < hosts; host++) { best[host] = network_extreme(network, host, number, choose); }
-    double usual = median_of(best, (size_t)hosts);
+    double usual = median_of(best, hosts);
     free(best);
     return usual;
 }
@@ -234,7 +230,7 @@ static inline void odd_add_host(const Network *network, int host, json_t *odd) {
 // A list of sentences, for the caller to free.
 static inline json_t *network_odd(const Network *network) {
     int hosts = network->groups->hosts;
-    bool *named = (bool *)memory_take((size_t)hosts, sizeof *named);
+    bool *named = MEMORY_OF(bool, hosts);
     json_t *odd = json_array();
     double sends = network_usual(network, offsetof(PairMeasure, sends), fmax),
            latency = network_usual(network, offsetof(PairMeasure, latency), fmin);
@@ -263,7 +259,7 @@ static inline void network_print_host(const Network *network, int host) {
     const Hello *hello = network_hello(network, host);
     char name[80], sends[NUMBER_TEXT_SIZE], receives[NUMBER_TEXT_SIZE], at_once[NUMBER_TEXT_SIZE],
         micro_batch[NUMBER_TEXT_SIZE], clock[32] = "-", speed[NUMBER_TEXT_SIZE] = "";
-    if (host > 0) { snprintf(clock, sizeof clock, "%+.3fs", facts->clock); }
+    if (host > 0) { TEXT_PRINT(clock, "%+.3fs", facts->clock); }
     if (facts->interface_mbit > 0) { human_count(1e6 * facts->interface_mbit, speed); }
     printf("  %-16.16s %5d %5d  %-8.8s %5s %11s %8s %8s %8s %8.0f %9s  %.16s\n",
            network_name(network, host, name), groups_count(network->groups, host), hello->cores,
@@ -288,7 +284,7 @@ static inline void network_print(const Network *network, const json_t *odd) {
     if (hosts > HOSTS_SHOWN) { printf("  and %d more: --json has all\n", hosts - HOSTS_SHOWN); }
     printf("\n");
     for (int i = 0; i < lines && i < ODD_SHOWN; i++) {
-        printf("odd              %s\n", json_string_value(json_array_get(odd, (size_t)i)));
+        printf("odd              %s\n", json_string_value(json_array_get(odd, i)));
     }
     if (lines > ODD_SHOWN) { printf("                 and %d more: --json has all\n", lines - ODD_SHOWN); }
     if (lines == 0) { printf("odd              nothing: hosts, links, clocks and programs are alike\n"); }
@@ -320,8 +316,6 @@ static inline json_t *network_as_json(const Network *network, json_t *odd) {
     }
     return json_pack("{s:o, s:o, s:O}", "hosts", hosts, "pairs", pairs, "odd", odd);
 }
-
-// ---- For the plan ---------------------------------------------------------------------
 
 // What the options do not say is as measured. The machine points to the network's slowness.
 static inline void network_set_machine(const Network *network, const Options *options, Machine *machine) {

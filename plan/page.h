@@ -1,5 +1,4 @@
-// page.h: a plan as a page for a browser (--page): every rule over the link between hosts and the
-// micro-batches of a commit.
+// page.h: a plan as a page: every rule over the hosts' link and a commit's micro-batches (--page).
 //
 // Each cell of the map is a plan of its own; of each rule it has the recipe that is first at a
 // loss. The page holds all of them as JSON, and draws them (page.html).
@@ -23,20 +22,15 @@ typedef struct PageAxis {
     int count;
 } PageAxis;
 
-// first ratio^(i step) for all i step up to `steps`, and own in its place.
+// first ratio^(i step) for all i step up to `steps`, and own in the place of its equal, or its own.
 static inline PageAxis page_axis(double first, double ratio, int steps, int step, double own) {
-    PageAxis axis = {.own = own};
-    bool placed = false;
+    PageAxis axis = {.values = {own}, .own = own, .count = 1};
     for (int i = 0; i <= steps; i += step) {
         double value = first * pow(ratio, i);
-        if (!placed && own <= value * (1 + 1e-9)) {
-            axis.values[axis.count++] = own;
-            placed = true;
-            if (fabs(value / own - 1) < 1e-3) { continue; }
-        }
-        axis.values[axis.count++] = value;
+        bool is_own = own <= value * (1 + 1e-9) && fabs(value / own - 1) < 1e-3;
+        if (!is_own) { axis.values[axis.count++] = value; }
     }
-    if (!placed) { axis.values[axis.count++] = own; }
+    qsort(axis.values, axis.count, sizeof(double), numbers_compare);
     return axis;
 }
 
@@ -72,23 +66,22 @@ static inline int page_rule_of(const Forecast *forecast, int row) {
 }
 
 // Plans for all links and numbers of micro-batches: a row for each of the latter.
-static inline json_t *page_map(const Setup *setup, const Forecast *own, OptionChoice recompute,
-                               const PageAxis *mbit, const PageAxis *counts) {
+static inline json_t *page_map(const Run *run, const Forecast *own, const PageAxis *mbit,
+                               const PageAxis *counts) {
     json_t *map = json_array();
-    Options options = *setup->options;
-    Setup other = *setup;
-    Forecast *forecast = (Forecast *)memory_take(1, sizeof *forecast);
-    other.options = &options;
+    Run *other = trial_of(run, &run->options);
+    Options *options = &other->options;
+    Forecast *forecast = MEMORY_OF(Forecast, 1);
     for (int i = 0; i < counts->count; i++) {
         json_t *row = json_array();
         for (int j = 0; j < mbit->count; j++) {
             Machine machine = own->machine;
             bool is_own = counts->values[i] == counts->own && mbit->values[j] == mbit->own;
             // With --accumulate auto only the own cell is adaptive; --rank-accumulate holds in all.
-            bool as_given = is_own || options.rank_accumulate[0] != '\0';
-            options.accumulate = as_given ? setup->options->accumulate : (int64_t)counts->values[i];
+            bool as_given = is_own || options->rank_accumulate[0] != '\0';
+            options->accumulate = as_given ? run->options.accumulate : (int64_t)counts->values[i];
             machine.host.bytes_per_second *= mbit->values[j] / mbit->own;
-            forecast_make(&other, &machine, recompute, false, forecast);
+            forecast_make(other, &machine, false, forecast);
             json_t *rules = json_array();
             for (int rule = 0; rule < RULE_COUNT; rule++) {
                 json_array_append_new(rules, page_rule(forecast, rule));
@@ -100,19 +93,19 @@ static inline json_t *page_map(const Setup *setup, const Forecast *own, OptionCh
         json_array_append_new(map, row);
     }
     free(forecast);
+    trial_free(other);
     return map;
 }
 
 // The data of the page. reason: of the time of a micro-batch. seconds: that the own cell takes.
-static inline json_t *page_data(const Setup *setup, const Forecast *own, OptionChoice recompute,
-                                const char *reason, double seconds) {
-    const Options *options = setup->options;
+static inline json_t *page_data(const Run *run, const Forecast *own, const char *reason, double seconds) {
+    const Options *options = &run->options;
     const Machine *machine = &own->machine;
     double payload = plan_emulates(options) ? 1 : TCP_PAYLOAD;
     // Unequal ranks have no number of micro-batches in common: only the own batch is drawn.
     bool unequal = options->rank_accumulate[0] != '\0';
-    double count = rint(own->rows[own->own].commit.micro_batches / setup->transport->size);
-    if (options->accumulate > 0 && !unequal) { count = (double)options->accumulate; }
+    double count = rint(own->rows[own->own].commit.micro_batches / run->transport.size);
+    if (options->accumulate > 0 && !unequal) { count = options->accumulate; }
     int step = 1;
     while (step < PAGE_COUNTS && seconds * PAGE_LINKS * PAGE_COUNTS > PAGE_SECONDS * step * step) {
         step *= 2;
@@ -128,24 +121,23 @@ static inline json_t *page_data(const Setup *setup, const Forecast *own, OptionC
     }
     double tokens = row_tokens(&own->rows[own->own]);
     return json_pack("{s:o, s:i, s:i, s:I, s:I, s:o, s:o, s:o, s:i, s:b, s:o, s:o, s:o, s:o, s:o, s:o}",
-                     "model", log_text(setup->config->name), "ranks", setup->transport->size, "hosts",
-                     setup->transport->hosts.hosts, "micro_batch", (json_int_t)options->micro_batch,
-                     "seq_len", (json_int_t)options->seq_len, "micro_batch_ms",
-                     log_real(1e3 * machine->micro_batch), "reason", log_text(reason), "tokens",
-                     tokens > 0 ? json_real(tokens) : json_null(), "rule", own->own, "unequal", (int)unequal,
-                     "own_mbit", log_real(mbit.own), "own_count", log_real(counts.own), "mbit",
-                     page_axis_as_json(&mbit), "counts", page_axis_as_json(&counts), "rules", rules, "map",
-                     page_map(setup, own, recompute, &mbit, &counts));
+                     "model", log_text(run->config.name), "ranks", run->transport.size, "hosts",
+                     run->transport.hosts.hosts, "micro_batch", (json_int_t)options->micro_batch, "seq_len",
+                     (json_int_t)options->seq_len, "micro_batch_ms", log_real(1e3 * machine->micro_batch),
+                     "reason", log_text(reason), "tokens", tokens > 0 ? json_real(tokens) : json_null(),
+                     "rule", own->own, "unequal", (int)unequal, "own_mbit", log_real(mbit.own), "own_count",
+                     log_real(counts.own), "mbit", page_axis_as_json(&mbit), "counts",
+                     page_axis_as_json(&counts), "rules", rules, "map", page_map(run, own, &mbit, &counts));
 }
 
 // Writes the page of a plan. own: the plan itself, which took `seconds`.
-static inline bool page_write(const Setup *setup, const Forecast *own, OptionChoice recompute,
-                              const char *reason, double seconds, Error *error) {
-    const char *path = setup->options->page, *data = strstr(PAGE_HTML, PAGE_DATA_GO_HERE);
-    json_t *object = page_data(setup, own, recompute, reason, seconds);
+static inline bool page_write(const Run *run, const Forecast *own, const char *reason, double seconds,
+                              Error *error) {
+    const char *path = run->options.page, *data = strstr(PAGE_HTML, PAGE_DATA_GO_HERE);
+    json_t *object = page_data(run, own, reason, seconds);
     char *text = json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(9));
     FILE *file = text == NULL ? NULL : fopen(path, "w");
-    bool written = file != NULL && fwrite(PAGE_HTML, 1, (size_t)(data - PAGE_HTML), file) > 0;
+    bool written = file != NULL && fwrite(PAGE_HTML, 1, data - PAGE_HTML, file) > 0;
     for (const char *at = text; written && *at != '\0'; at++) { // a name in it may not end the script
         written = *at == '<' ? fputs("\\u003c", file) >= 0 : fputc(*at, file) != EOF;
     }

@@ -18,12 +18,12 @@ static inline void print_memory_row(const char *indent, const char *name, size_t
            note);
 }
 
-static inline void print_memory_verdict(const Setup *setup) {
-    MemoryRoom room = memory_room(setup);
-    const Arena *arena = setup->arena;
+static inline void print_memory_verdict(const Run *run) {
+    MemoryRoom room = memory_room(run);
+    const Arena *arena = &run->arena;
     char needed[SIZE_TEXT], available[SIZE_TEXT], left[SIZE_TEXT];
     Error reason = {""};
-    if (!fit_check(setup, &room, &reason)) {
+    if (!fit_check(run, &room, &reason)) {
         printf("fits             no: %s\n", reason.text);
         return;
     }
@@ -37,31 +37,31 @@ static inline void print_memory_verdict(const Setup *setup) {
     printf("fits             yes: %s of the %s for this rank %s; %s are left\n", size_text(bytes, needed),
            size_text(most, available), arena->on_gpu ? "on the GPU" : "on this machine",
            size_text(most - bytes, left));
-    double together = (double)bytes * (double)setup->options->ranks;
-    if (!arena->on_gpu && setup->options->ranks > 1 && setup->transport->local_size == 1) {
+    double together = (double)bytes * run->options.ranks;
+    if (!arena->on_gpu && run->options.ranks > 1 && run->transport.local_size == 1) {
         printf("                 %lld ranks on this machine would need %s, which %s\n",
-               (long long)setup->options->ranks, size_text((size_t)together, needed),
-               together <= (double)most ? "fits, too" : "does not fit");
+               (long long)run->options.ranks, size_text((size_t)together, needed),
+               together <= most ? "fits, too" : "does not fit");
     }
-    Options with_blocks = *setup->options;
+    Options with_blocks = run->options;
     printf("                 the largest micro-batch that fits is %lld",
-           (long long)fit_micro_batch(setup, &room, setup->options));
-    if (fit_recompute(setup, &with_blocks)) {
-        printf(", with --recompute block %lld", (long long)fit_micro_batch(setup, &room, &with_blocks));
+           (long long)fit_micro_batch(run, &room, &run->options));
+    if (fit_recompute(run, &with_blocks)) {
+        printf(", with --recompute block %lld", (long long)fit_micro_batch(run, &room, &with_blocks));
     }
     printf("\n");
 }
 
-static inline void print_memory(const Setup *setup) {
-    const Options *options = setup->options;
-    const Arena *arena = setup->arena;
-    double parameters = (double)setup->part->model.parameter_count;
+static inline void print_memory(const Run *run) {
+    const Options *options = &run->options;
+    const Arena *arena = &run->arena;
+    double parameters = run->part.model.parameter_count;
     size_t state = 0; // bytes that do not grow with the micro-batch
-    int ranks = setup->transport->size, threads = setup->threads;
+    int ranks = run->transport.size, threads = run->threads.threads;
     printf("%s, %s, %d rank%s, micro-batch %lld x %lld, %s, %d thread%s: memory of one rank\n\n",
-           setup->config->name, options_rule(options)->name, ranks, plural(ranks),
+           run->config.name, options_rule(options)->name, ranks, plural(ranks),
            (long long)options->micro_batch, (long long)options->seq_len,
-           setup->placement->precision == PRECISION_BF16 ? "bf16" : "fp32", threads, plural(threads));
+           run->placement.precision == PRECISION_BF16 ? "bf16" : "fp32", threads, plural(threads));
     printf("%-34s %10s %15s\n", "", "", "bytes");
     for (int i = 0; i < MEMORY_CLASS_COUNT; i++) {
         print_memory_row("", memory_class_name((MemoryClass)i), arena_class_bytes(arena, (MemoryClass)i), "");
@@ -79,18 +79,15 @@ static inline void print_memory(const Setup *setup) {
     printf("\nper parameter    %.2f bytes; %.2f of them do not depend on the micro-batch\n",
            (double)arena->bytes / parameters, (double)state / parameters);
     if (arena->on_gpu) {
-        printf("recompute        %s (%s)\n", recompute_name(setup->model->settings.recompute),
-               setup->placement->recompute_reason);
+        printf("recompute        %s (%s)\n", recompute_name(run->model.settings.recompute),
+               run->placement.recompute_reason);
     }
-    printf("device           %s\n", setup->placement->device_reason);
-    print_memory_verdict(setup);
+    printf("device           %s\n", run->placement.device_reason);
+    print_memory_verdict(run);
 }
 
-// ---- Time -----------------------------------------------------------------------------
-
-// A command that trains as the plan of this row. The options of plans, and the names of
-// one run's files, are not in it.
-static inline void print_command(const Setup *setup, const ForecastRow *row) {
+// A command that trains as this row plans; no options of plans, and no names of one run's files.
+static inline void print_command(const Run *run, const ForecastRow *row) {
     Options options = row->options, defaults;
     options_defaults(&defaults);
     for (EACH_OPTION(option)) {
@@ -103,7 +100,7 @@ static inline void print_command(const Setup *setup, const ForecastRow *row) {
     defaults.rule = options.rule; // it is always named, here
     char *text = options_as_text(&options, &defaults);
     printf("                 mpirun --bind-to none -np %d ./train_gpt --optimizer %s%s\n",
-           setup->transport->size, options_rule(&options)->name, text);
+           run->transport.size, options_rule(&options)->name, text);
     free(text);
 }
 
@@ -141,7 +138,7 @@ static inline void print_recommended(const char *word, const char *remark, const
     free(options);
 }
 
-static inline void print_recommendation(const Setup *setup, const Forecast *forecast) {
+static inline void print_recommendation(const Run *run, const Forecast *forecast) {
     const ForecastRow *own = &forecast->rows[forecast->own];
     if (forecast->recommended < 0) {
         printf("recommended      none: %s\n",
@@ -151,13 +148,13 @@ static inline void print_recommendation(const Setup *setup, const Forecast *fore
     const ForecastRow *best = &forecast->rows[forecast->recommended];
     print_recommended("recommended", "", forecast, best);
     printf(", %.0f %% of the time computing\n", 100 * best->commit.computing / best->commit.seconds);
-    print_command(setup, best);
+    print_command(run, best);
     if (forecast->committing >= 0 && forecast->committing != forecast->recommended) {
         const ForecastRow *other = &forecast->rows[forecast->committing];
         print_recommended("or", ", the first at a loss in which all ranks make every step together", forecast,
                           other);
         printf("\n");
-        print_command(setup, other);
+        print_command(run, other);
     }
     TokensNeeded needs = best->needs;
     const char *rule = options_rule(&best->options)->name;
@@ -195,7 +192,7 @@ static inline json_t *print_faster(const Forecast *forecast) {
         bool local = options_rule(&best->options)->kind == RULE_LOCAL;
         told[best->options.rule] = true;
         char *options = options_as_text(&best->options, &own->options), factor[NUMBER_TEXT_SIZE + 12];
-        snprintf(factor, sizeof factor, "%.2g times the", updates);
+        TEXT_PRINT(factor, "%.2g times the", updates);
         printf("                 %3.0f %% of this run's time:%s (%s updates%s)\n", 100 / gain, options,
                fabs(updates - 1) < 0.01 ? "same number of" : factor,
                local ? ", made by each rank alone" : "");
@@ -208,7 +205,7 @@ static inline json_t *print_faster(const Forecast *forecast) {
 }
 
 // "options" of a row: the options that differ from the run of its rule as asked for.
-static inline json_t *forecast_as_json(const Setup *setup, const Forecast *forecast) {
+static inline json_t *forecast_as_json(const Run *run, const Forecast *forecast) {
     const Machine *machine = &forecast->machine;
     json_t *rules = json_array(), *recipes = json_array();
     const ForecastRow *best = forecast->recommended >= 0 ? &forecast->rows[forecast->recommended] : NULL;
@@ -231,8 +228,8 @@ static inline json_t *forecast_as_json(const Setup *setup, const Forecast *forec
         json_array_append_new(i < RULE_COUNT ? rules : recipes, object);
     }
     return json_pack("{s:s, s:i, s:i, s:o, s:o, s:o, s:s?, s:o, s:o}", "rule",
-                     RULES[forecast->own].rule->name, "ranks", setup->transport->size, "hosts",
-                     setup->transport->hosts.hosts, "micro_batch_ms", log_real(1e3 * machine->micro_batch),
+                     RULES[forecast->own].rule->name, "ranks", run->transport.size, "hosts",
+                     run->transport.hosts.hosts, "micro_batch_ms", log_real(1e3 * machine->micro_batch),
                      "host_bytes_per_second", log_real(machine->host.bytes_per_second), "host_latency",
                      log_real(machine->host.latency), "recommended",
                      best != NULL ? options_rule(&best->options)->name : NULL, "rules", rules, "recipes",
@@ -253,14 +250,13 @@ static inline void plan_slow_rank(const Options *options, const Network *network
                     17);
 }
 
-// Prints what the plan's ranks have measured of the machines, and what is odd. Returns it for
-// --json.
-static inline json_t *plan_network(const Setup *setup, const Network *network, Machine *machine) {
+// Prints what the plan's ranks have measured, and what is odd. Returns it for --json.
+static inline json_t *plan_network(const Run *run, const Network *network, Machine *machine) {
     json_t *odd = network_odd(network), *object = network_as_json(network, odd);
-    network_set_machine(network, setup->options, machine);
+    network_set_machine(network, &run->options, machine);
     if (network->groups->hosts > 1) { network_print(network, odd); }
     if (machine->slowness != NULL) { // in any unit
-        plan_slow_rank(setup->options, network, machine->slowness, network->groups->size);
+        plan_slow_rank(&run->options, network, machine->slowness, network->groups->size);
     }
     json_decref(odd);
     return object;
@@ -268,7 +264,6 @@ static inline json_t *plan_network(const Setup *setup, const Network *network, M
 
 // What the times of a plan stand on.
 typedef struct PlanTimes {
-    OptionChoice recompute; // as asked for, before --fit
     const LikeRun *like;    // the run of --like; NULL: none
     bool again;             // the plan is for that very run, whose log tells how fast its network is
     const Network *network; // that its ranks have measured; NULL: it has none
@@ -276,29 +271,29 @@ typedef struct PlanTimes {
     char reason[RULE_TEXT]; // where that comes from
 } PlanTimes;
 
-static inline void plan_take_like(const Setup *setup, PlanTimes *times, Machine *machine) {
+static inline void plan_take_like(const Run *run, PlanTimes *times, Machine *machine) {
     const LikeRun *like = times->like;
-    const Transport *transport = setup->transport;
-    double tokens = setup_micro_batch_tokens(setup);
-    bool emulated = options_emulate_link(setup->options); // between ranks of one host
+    const Transport *transport = &run->transport;
+    double tokens = tokens_per_micro_batch(run);
+    bool emulated = options_emulate_link(&run->options); // between ranks of one host
     int together = emulated ? transport->size : transport->size / transport->hosts.hosts;
     like_set_machine(like, tokens, times->again, together, machine);
     if (times->again && like->rank_seconds != NULL) {
-        plan_slow_rank(setup->options, NULL, like->rank_seconds, like->ranks);
+        plan_slow_rank(&run->options, NULL, like->rank_seconds, like->ranks);
     }
-    snprintf(times->reason, sizeof times->reason, "as in %.200s%s", setup->options->like,
-             tokens != like->tokens ? ", in proportion to its tokens" : "");
+    TEXT_PRINT(times->reason, "as in %.200s%s", run->options.like,
+               tokens != like->tokens ? ", in proportion to its tokens" : "");
 }
 
-static inline void plan_print_links(const Setup *setup, const Machine *machine, const PlanTimes *times) {
+static inline void plan_print_links(const Run *run, const Machine *machine, const PlanTimes *times) {
     char text[NUMBER_TEXT_SIZE];
     const char *from = times->again ? " (so that the simulation of that run takes as long as it took)"
-                       : times->network != NULL && setup->options->host_mbit == 0
+                       : times->network != NULL && run->options.host_mbit == 0
                            ? " (measured between all ranks)"
                            : "";
     printf("\ntime             a micro-batch takes a rank %s (%s)\n",
            human_milliseconds(1e3 * machine->micro_batch, text), times->reason);
-    if (setup->transport->hosts.hosts > 1) {
+    if (run->transport.hosts.hosts > 1) {
         printf("                 a host sends %s bits a second to the others, a message takes %.3g us%s\n\n",
                human_count(machine->host.bytes_per_second * 8, text), 1e6 * machine->host.latency, from);
     } else {
@@ -308,11 +303,11 @@ static inline void plan_print_links(const Setup *setup, const Machine *machine, 
 }
 
 // Prints what the run and its alternatives would take, and writes it to --json and --page.
-static inline bool plan_time(const Setup *setup, PlanTimes *times, Error *error) {
-    const Options *options = setup->options;
-    Machine machine = machine_of_setup(setup, times->micro_batch);
-    json_t *measured = times->network != NULL ? plan_network(setup, times->network, &machine) : json_null();
-    if (times->like != NULL) { plan_take_like(setup, times, &machine); }
+static inline bool plan_time(const Run *run, PlanTimes *times, Error *error) {
+    const Options *options = &run->options;
+    Machine machine = machine_of_run(run, times->micro_batch);
+    json_t *measured = times->network != NULL ? plan_network(run, times->network, &machine) : json_null();
+    if (times->like != NULL) { plan_take_like(run, times, &machine); }
     if (isnan(machine.micro_batch)) {
         static const char advice[] = "give --gpu-tflops and its peak, --compute-ms, or --like and a run";
         printf("time             not known: a micro-batch cannot be measured here; %s\n", advice);
@@ -321,19 +316,19 @@ static inline bool plan_time(const Setup *setup, PlanTimes *times, Error *error)
         return file == NULL ||
                error_set(error, "%s: what a micro-batch takes is not known: %s", file, advice);
     }
-    Forecast *forecast = (Forecast *)memory_take(1, sizeof *forecast);
-    if (times->again) { forecast_fit(setup, &machine, times->like->tokens_per_second); }
+    Forecast *forecast = MEMORY_OF(Forecast, 1);
+    if (times->again) { forecast_fit(run, &machine, times->like->tokens_per_second); }
     double began = clock_seconds();
-    forecast_make(setup, &machine, times->recompute, times->again, forecast);
+    forecast_make(run, &machine, times->again, forecast);
     double seconds = clock_seconds() - began;
-    plan_print_links(setup, &machine, times);
+    plan_print_links(run, &machine, times);
     printf("  %-17s %8s %8s %6s %11s %9s %10s %10s\n", "rule", "commit", "tokens/s", "needs", "computing",
            "waiting", "host sends", "memory");
     for (int i = 0; i < RULE_COUNT; i++) { print_forecast_row(&forecast->rows[i], i == forecast->own); }
     printf(
         "\n* is the rule asked for. needs: times the tokens of plain data-parallel training for a loss.\n");
-    print_recommendation(setup, forecast);
-    json_t *object = forecast_as_json(setup, forecast);
+    print_recommendation(run, forecast);
+    json_t *object = forecast_as_json(run, forecast);
     json_object_set_new(object, "network", measured);
     if (times->again && forecast_is_possible(&forecast->rows[forecast->own])) {
         json_object_set_new(object, "faster", print_faster(forecast));
@@ -342,7 +337,7 @@ static inline bool plan_time(const Setup *setup, PlanTimes *times, Error *error)
                    json_dump_file(object, options->json, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) == 0 ||
                    error_set(error, "--json %.300s cannot be written: %s", options->json, strerror(errno));
     if (written && options->page[0] != '\0') {
-        written = page_write(setup, forecast, times->recompute, times->reason, seconds, error);
+        written = page_write(run, forecast, times->reason, seconds, error);
         if (written) { printf("page             %s\n", options->page); }
     }
     json_decref(object);
@@ -350,25 +345,23 @@ static inline bool plan_time(const Setup *setup, PlanTimes *times, Error *error)
     return written;
 }
 
-// ---- The command ----------------------------------------------------------------------
-
-static inline bool plan_check_like(const Setup *setup, const LikeRun *like, Error *error) {
-    const char *name = setup->options->like;
-    if (like->parameters != (double)setup->part->table.parameter_count) {
+static inline bool plan_check_like(const Run *run, const LikeRun *like, Error *error) {
+    const char *name = run->options.like;
+    if (like->parameters != run->part.table.parameter_count) {
         return error_set(error,
                          "--like %.300s: that run trained a model of %.0f parameters, this plan is for %zu",
-                         name, like->parameters, setup->part->table.parameter_count);
+                         name, like->parameters, run->part.table.parameter_count);
     }
-    return like->on_gpu == setup->placement->on_gpu ||
+    return like->on_gpu == run->placement.on_gpu ||
            error_set(error, "--like %.300s: that run computed on %s, this plan is for %s", name,
                      like->on_gpu ? "a GPU" : "CPUs",
-                     setup->placement->on_gpu ? "a GPU" : "CPUs: --gpu-memory plans for a GPU elsewhere");
+                     run->placement.on_gpu ? "a GPU" : "CPUs: --gpu-memory plans for a GPU elsewhere");
 }
 
 // Ends the program if something is wrong: on this rank or, where several measure, on any.
 static inline void plan_agree(Run *run, bool good, const Error *error) {
     if (run->transport.link.start != NULL) {
-        agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, error);
+        agree_or_exit(run, good, EXIT_USER_MISTAKE, error);
     } else if (!good) {
         exit_user_mistake(error);
     }
@@ -400,11 +393,11 @@ static inline bool plan_ranks(Run *run, const LikeRun *like, Error *error) {
     return true;
 }
 
-// Fits the run if --fit asks for it, and reserves its memory. False: the plan asks for what there
-// is not.
-static inline bool plan_reserve(Setup *setup, Options *options, Error *error) {
-    MemoryRoom room = memory_room(setup);
-    const Transport *transport = setup->transport;
+// Fits the run if --fit asks for it, and reserves its memory. False: it asks for what there is not.
+static inline bool plan_reserve(Run *run, Error *error) {
+    Options *options = &run->options;
+    MemoryRoom room = memory_room(run);
+    const Transport *transport = &run->transport;
     const char *file = plan_file(options);
     if (file != NULL && transport->size == 1) {
         return error_set(error, "%s has the times of exchanges: give --ranks 2 or more", file);
@@ -413,13 +406,14 @@ static inline bool plan_reserve(Setup *setup, Options *options, Error *error) {
         return error_set(error, "--page draws the link between hosts, and all ranks of this plan are on one "
                                 "host: give --ranks-per-host");
     }
-    if (options->fit && !fit_options(setup, options)) {
+    if (options->fit && !fit_options(run, options)) {
         return error_set(error, room.gpu == 0 && room.host == 0
                                     ? "--fit on: the memory is not known; --gpu-memory 80G plans for a GPU "
                                       "that has 80 GB"
                                     : "--fit on: no --micro-batch of this model fits into the memory");
     }
-    return reserve_memory(setup, error);
+    run->B = (int)options->micro_batch;
+    return reserve_memory(run, error);
 }
 
 static inline int command_plan(Run *run) {
@@ -428,7 +422,7 @@ static inline int command_plan(Run *run) {
     Error error = {""};
     LikeRun like;
     bool measures = transport->size > 1; // its ranks were started together
-    if (measures) { meet_on_hosts(transport, options); }
+    if (measures) { meet_on_hosts(run); }
     bool has_like = options->like[0] != '\0' && transport->rank == 0,
          again = has_like && options->ranks == 1 && options->host_mbit == 0 && !measures;
     bool good = (!has_like || like_read(options->like, &like, &error)) &&
@@ -440,26 +434,26 @@ static inline int command_plan(Run *run) {
            placement_choose_precision(&run->placement, options, &error);
     plan_agree(run, good, &error);
     *options = asked;
+    run->placement.asked_recompute = asked.recompute;
     placement_choose_exchange(&run->placement, options, transport);
     placement_plan_gpu_exchange(&run->placement, options);
     const Hello *hellos = measures ? exchange_hellos(run) : NULL;
-    Setup setup = setup_of_run(run);
-    good = plan_reserve(&setup, options, &error) && (!has_like || plan_check_like(&setup, &like, &error));
+    good = plan_reserve(run, &error) && (!has_like || plan_check_like(run, &like, &error));
     plan_agree(run, good, &error);
-    PlanTimes times = {.recompute = asked.recompute, .like = has_like ? &like : NULL, .again = again};
-    if (run_is_main(run)) { print_memory(&setup); }
+    PlanTimes times = {.like = has_like ? &like : NULL, .again = again};
+    if (run_is_main(run)) { print_memory(run); }
     if (options->like[0] == '\0' && transport->size > 1) {
-        times.micro_batch = micro_batch_seconds(&setup, times.reason);
+        times.micro_batch = micro_batch_seconds(run, times.reason);
     }
     Network network;
     if (measures) {
         fflush(stdout);
-        emulate_network(transport, options);
+        emulate_network(run);
         network = network_measure(transport, hellos, options->like[0] == '\0' ? times.micro_batch : NAN);
         times.network = &network;
     }
     bool timed = run_is_main(run) && transport->size > 1;
-    good = !timed || plan_time(&setup, &times, &error);
+    good = !timed || plan_time(run, &times, &error);
     plan_agree(run, good, &error);
     if (measures) { network_free(&network); }
     if (has_like) { free(like.rank_seconds); }

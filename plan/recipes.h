@@ -1,8 +1,7 @@
 // recipes.h: the ways to run each rule, and how many tokens they were measured to need.
 //
-// A plan weighs a rule's speed against them (forecast.h). The numbers are from
-// dev/results/tokens-to-a-loss-2026-11-25.md, wires-2026-11-27.md and four-bits-2026-11-27.md: two
-// workers, small models.
+// A plan weighs a rule's speed against them (forecast.h). Numbers: tokens-to-a-loss-2026-11-25.md,
+// wires-2026-11-27.md and four-bits-2026-11-27.md in dev/results/: two workers, small models.
 #pragma once
 
 #include "rules.h"

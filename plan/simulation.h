@@ -52,10 +52,14 @@ typedef struct Simulation {
     double micro_batches; // of all ranks
 } Simulation;
 
+#define EACH_CLOCK(simulation, clock) \
+    RankClock *clock = (simulation)->clocks, *end_of_clocks = clock + (simulation)->width; \
+    clock < end_of_clocks; \
+    clock++
+
 // ---- Compute --------------------------------------------------------------------------
 
-// When computation ends that begins at `start` and would take `seconds` alone, while an exchange
-// takes a part of every second.
+// When computation of `seconds` from `start` on ends, while an exchange takes a part of each.
 static inline double simulation_beside(const Simulation *simulation, double start, double seconds) {
     double began = simulation->beside_began, ended = simulation->beside_ended,
            speed = 1 - simulation->beside_taken;
@@ -65,10 +69,8 @@ static inline double simulation_beside(const Simulation *simulation, double star
     return left <= possible ? from + left / speed : ended + (left - possible);
 }
 
-// Every rank computes for so long.
 static inline void simulation_take(Simulation *simulation, double seconds) {
-    for (int i = 0; i < simulation->width; i++) {
-        RankClock *clock = &simulation->clocks[i];
+    for (EACH_CLOCK(simulation, clock)) {
         double start = fmax(clock->host, clock->compute);
         clock->compute = simulation_beside(simulation, start, seconds);
         clock->useful += seconds;
@@ -80,14 +82,14 @@ static inline void simulation_pass(Simulation *simulation, double elements, doub
     simulation_take(simulation, machine_pass(simulation->machine, elements, bytes));
 }
 
-// The share of a pass that layers [first, last) have, in proportion to their parameters.
-// The head, whose matrix is the token embedding, comes after the last layer. All of it where
-// layers and embeddings are frozen.
+// The share of a pass that layers [first, last) have, by their parameters. The head comes last; it
+// counts as what stands before the layers, its own matrix or the token embedding having the same
+// shape. All of it where layers and embeddings are frozen.
 static inline double simulation_share(const Simulation *simulation, int first, int last, bool head) {
     const Problem *problem = &simulation->scheduler->problem;
-    double layers = (double)(problem->layer_begins[last] - problem->layer_begins[first]);
-    double all = (double)problem->layer_begins[problem->layer_count];
-    return all > 0 ? (layers + (head ? (double)problem->layer_begins[0] : 0)) / all : head;
+    double layers = problem->layer_begins[last] - problem->layer_begins[first];
+    double all = problem->layer_begins[problem->layer_count];
+    return all > 0 ? (layers + (head ? problem->layer_begins[0] : 0)) / all : head;
 }
 
 // When a micro-batch that begins at `start` has ended its forward pass: one step, or one for each
@@ -156,8 +158,7 @@ static inline double simulation_finished(const Simulation *simulation, size_t be
     return began + (ended - began) * simulation_share(simulation, layer, problem->layer_count, true);
 }
 
-// Adds an exchange to a clock; its work, to *work. A rank's own work takes longer during
-// computation, with which it shares cores.
+// Adds an exchange to a clock; its work, longer beside computation as both share cores, to *work.
 static inline double simulation_spend(Simulation *simulation, ExchangeCost cost, double now, double *work) {
     simulation->bytes_outside += cost.bytes;
     *work += cost.work;
@@ -168,11 +169,11 @@ static inline double simulation_exchange(Simulation *simulation, const Collectiv
                                          double now, double *work) {
     const Machine *machine = simulation->machine;
     const Job *job = &simulation->scheduler->job;
-    double own = (double)layout_most(collective->layout, collective->first, collective->end);
+    double own = layout_most(collective->layout, collective->first, collective->end);
     ExchangeCost cost =
         machine_exchange(machine, simulation->scheduler->transport, own, collective->wire, gather);
     if (machine->measured_exchange != NULL) {
-        cost.seconds = machine->measured_exchange[job->wire] / 2 * own / (double)layout_shard(&job->layout);
+        cost.seconds = machine->measured_exchange[job->wire] / 2 * own / layout_shard(&job->layout);
         cost.work = 0;
     }
     return simulation_spend(simulation, cost, now, work);
@@ -181,11 +182,10 @@ static inline double simulation_exchange(Simulation *simulation, const Collectiv
 // job_gather_blocks: from `now` on.
 static inline double simulation_gather_blocks(Simulation *simulation, double now, double *work) {
     const Scheduler *s = simulation->scheduler;
-    double blocks = (double)sparse_blocks(s->problem.parameter_count);
-    double looking =
-        machine_exchange_pass(simulation->machine, (double)s->problem.parameter_count, PASS_SQUARE);
+    double blocks = sparse_blocks(s->problem.parameter_count);
+    double looking = machine_exchange_pass(simulation->machine, s->problem.parameter_count, PASS_SQUARE);
     ExchangeCost cost = machine_gather(simulation->machine, s->transport, blocks * sizeof(SparseBlock),
-                                       ceil(blocks / (double)s->local.sparse.slice));
+                                       ceil(blocks / s->local.sparse.slice));
     *work += looking;
     return simulation_spend(simulation, cost, now + looking, work);
 }
@@ -205,7 +205,7 @@ static inline double simulation_reduce(Simulation *simulation, double now, doubl
         if (job->follows) { now = fmax(now, simulation_finished(simulation, first)); }
         double started = now;
         if (job->inspects) {
-            double seconds = machine_exchange_pass(simulation->machine, (double)(last - first), PASS_SQUARE);
+            double seconds = machine_exchange_pass(simulation->machine, last - first, PASS_SQUARE);
             now += seconds;
             *work += seconds;
         }
@@ -225,8 +225,7 @@ static inline double simulation_step(const Simulation *simulation, double now, d
     int steps = job->commits + job->predicts;
     if (steps == 0) { return now; }
     bool waits = job->follows;
-    double shard = (double)layout_shard(&s->layout);
-    double stepped = (double)layout_shard(&s->optimizer.layout);
+    double shard = layout_shard(&s->layout), stepped = layout_shard(&s->optimizer.layout);
     double bytes = shard * PASS_SQUARE + stepped * PASS_ADAMW * steps;
     double seconds = waits ? machine_pass(machine, 1, bytes) : machine_exchange_pass(machine, 1, bytes);
     if (simulation->step_flops > 0) {
@@ -252,16 +251,16 @@ static inline void simulation_job(Simulation *simulation) {
     Scheduler *s = simulation->scheduler;
     Job *job = &s->job;
     double began = simulation->communication, work = 0, hidden = 0, sent = simulation->bytes_outside;
-    for (int i = 0; i < simulation->width; i++) { began = fmax(began, simulation->clocks[i].host); }
+    for (EACH_CLOCK(simulation, clock)) { began = fmax(began, clock->host); }
     double now = simulation_reduce(simulation, began, &work, &hidden);
     // Gradients that are sent meanwhile make the backward pass longer, and so are ready later.
     if (hidden > 0) {
         double longer = simulation->machine->taken_of_work * work * hidden / (now - began) +
                         simulation->machine->taken_of_time * hidden;
         simulation->backward_ended += longer;
-        for (int i = 0; i < simulation->width; i++) {
-            simulation->clocks[i].compute += longer;
-            simulation->clocks[i].busy += longer;
+        for (EACH_CLOCK(simulation, clock)) {
+            clock->compute += longer;
+            clock->busy += longer;
         }
         simulation->bytes_outside = sent;
         work = 0;
@@ -323,9 +322,9 @@ static inline void simulation_run(void *self, Stream *stream, StreamTask task, v
     } else if (task == job_gather_task) {
         if (!follows) { simulation_job_gather(simulation); }
     } else if (task == boundary_task) {
-        simulation_pass(simulation, (double)layout_padded(&s->layout), PASS_COPY);
+        simulation_pass(simulation, layout_padded(&s->layout), PASS_COPY);
     } else if (task == inner_step_task) {
-        simulation_pass(simulation, (double)s->problem.parameter_count, PASS_SQUARE + PASS_ADAMW);
+        simulation_pass(simulation, s->problem.parameter_count, PASS_SQUARE + PASS_ADAMW);
         if (simulation->step_flops > 0) {
             simulation_take(simulation, simulation->step_flops / simulation->machine->flops_per_second);
         }
@@ -334,7 +333,7 @@ static inline void simulation_run(void *self, Stream *stream, StreamTask task, v
     } else {
         assert(task == fragment_task && "a task that the simulation does not know");
         const FragmentWork *work = (const FragmentWork *)context;
-        simulation_pass(simulation, (double)s->local.fragments[work->fragment].layout.count,
+        simulation_pass(simulation, s->local.fragments[work->fragment].layout.count,
                         work->operation == SPARSE_ENCODE ? PASS_SPARSE : PASS_OUTER);
     }
 }
@@ -344,18 +343,17 @@ static inline void simulation_record(void *self, const Event *event, Stream *str
     Simulation *simulation = (Simulation *)self;
     Scheduler *s = simulation->scheduler;
     if (stream == s->compute) {
-        for (int i = 0; i < simulation->width; i++) {
-            simulation->clocks[i].computed = simulation->clocks[i].compute;
-        }
+        for (EACH_CLOCK(simulation, clock)) { clock->computed = clock->compute; }
     } else if (!(s->settings.overlap && s->job_in_flight && s->job.follows)) {
         *(event == &s->stepped ? &simulation->stepped : &simulation->communicated) =
             simulation->communication;
     }
 }
 
-static inline double simulation_happens(const Simulation *simulation, const Event *event, int rank) {
+static inline double simulation_happens(const Simulation *simulation, const Event *event,
+                                        const RankClock *clock) {
     const Scheduler *s = simulation->scheduler;
-    return event == &s->computed  ? simulation->clocks[rank].computed
+    return event == &s->computed  ? clock->computed
            : event == &s->stepped ? simulation->stepped
                                   : simulation->communicated;
 }
@@ -364,21 +362,19 @@ static inline double simulation_happens(const Simulation *simulation, const Even
 static inline bool simulation_has_happened(void *self, const Event *event) {
     Simulation *simulation = (Simulation *)self;
     int late = 0;
-    for (int i = 0; i < simulation->width; i++) {
-        RankClock *clock = &simulation->clocks[i];
-        clock->joins = clock->host < simulation_happens(simulation, event, i);
+    for (EACH_CLOCK(simulation, clock)) {
+        clock->joins = clock->host < simulation_happens(simulation, event, clock);
         late += clock->joins;
     }
-    for (int i = 0; late == 0 && i < simulation->width; i++) { simulation->clocks[i].joins = true; }
+    for (EACH_CLOCK(simulation, clock)) { clock->joins |= late == 0; }
     return late == 0;
 }
 
 // StreamSimulator::wait
 static inline void simulation_wait(void *self, const Event *event) {
     Simulation *simulation = (Simulation *)self;
-    for (int i = 0; i < simulation->width; i++) {
-        RankClock *clock = &simulation->clocks[i];
-        clock->host = fmax(clock->host, simulation_happens(simulation, event, i));
+    for (EACH_CLOCK(simulation, clock)) {
+        clock->host = fmax(clock->host, simulation_happens(simulation, event, clock));
     }
 }
 
@@ -407,11 +403,11 @@ static inline void simulation_open(Simulation *simulation, Scheduler *scheduler,
     const StreamSimulator simulator = {simulation, simulation_run, simulation_record, simulation_has_happened,
                                        simulation_wait};
     simulation->simulator = simulator;
-    simulation->clocks = (RankClock *)memory_take((size_t)simulation->width, sizeof(RankClock));
-    simulation->arrivals = (double *)memory_take(scheduler->layout.cells, sizeof(double));
+    simulation->clocks = MEMORY_OF(RankClock, simulation->width);
+    simulation->arrivals = MEMORY_OF(double, scheduler->layout.cells);
     scheduler->compute = &simulation->streams[0];
     scheduler->communication = &simulation->streams[1];
-    for (int i = 0; i < simulation->width; i++) { simulation->clocks[i].joins = true; }
+    for (EACH_CLOCK(simulation, clock)) { clock->joins = true; }
     scheduler->compute->simulator = scheduler->communication->simulator = &simulation->simulator;
     scheduler_open_progress(scheduler, false);
 }
@@ -424,11 +420,9 @@ static inline void simulation_close(Simulation *simulation) {
     scheduler_free(s);
 }
 
-// What there has been since the start.
 static inline SimulatedCommit simulation_sum(const Simulation *simulation) {
     double now = 0, useful = 0, busy = 0;
-    for (int i = 0; i < simulation->width; i++) {
-        const RankClock *clock = &simulation->clocks[i];
+    for (EACH_CLOCK(simulation, clock)) {
         now = fmax(now, fmax(clock->host, clock->compute));
         useful += clock->useful;
         busy += clock->busy;
@@ -469,7 +463,7 @@ static inline SimulatedCommit simulation_of_rule(Simulation *simulation, const R
     double commits = -(double)s->optimizer.steps;
     for (int i = 0; i < calls; i++) { rule->advance(s); }
     SimulatedCommit after = simulation_sum(simulation);
-    commits += (double)s->optimizer.steps;
+    commits += s->optimizer.steps;
     SimulatedCommit mean = {
         (after.seconds - before.seconds) / commits, (after.computing - before.computing) / commits,
         (after.waiting - before.waiting) / commits, (after.micro_batches - before.micro_batches) / commits,

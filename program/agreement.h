@@ -7,27 +7,30 @@
 
 // ---- Ending early ---------------------------------------------------------------------
 
-// Prints the mistake and exits with 2. For a process that is alone, or that the other ranks have
-// left. Open MPI's launcher may hang when it has to end ranks; so this waits for them to be gone.
-static inline void exit_user_mistake(const Error *error) {
+// Prints the error and exits. For a process that is alone, or that the other ranks have left. Open
+// MPI's launcher may hang when it has to end ranks; so this waits for them to be gone.
+static inline void exit_alone(int exit_code, const Error *error) {
     if (launch_launcher_rank() != 0) { exit(0); }
     fflush(stdout);
     fprintf(stderr, "train_gpt: %s\n", error->text);
     if (transport_was_launched()) { sleep_seconds(0.5); }
-    exit(EXIT_USER_MISTAKE);
+    exit(exit_code);
 }
 
-// Returns where every rank's exit_code is 0. Otherwise prints the first error and ends
-// all ranks with its code, as it does with a rank that was asked to stop before training.
-static inline void agree_or_exit(Run *run, int exit_code, const Error *error) {
+static inline void exit_user_mistake(const Error *error) { exit_alone(EXIT_USER_MISTAKE, error); }
+
+// Returns where every rank is good. Otherwise prints the first error and ends all ranks with its
+// exit code, as it does with a rank that was asked to stop before training.
+static inline void agree_or_exit(Run *run, bool good, int exit_code, const Error *error) {
     Transport *transport = &run->transport;
     Verdict bad;
     Error asked = {"stopped before training began, because it was asked to: there is nothing to save"};
-    if (exit_code == 0 && __atomic_load_n(&transport->asked_to_stop, __ATOMIC_RELAXED)) {
+    if (good && __atomic_load_n(&transport->asked_to_stop, __ATOMIC_RELAXED)) {
+        good = false;
         exit_code = EXIT_ASKED_TO_STOP;
         error = &asked;
     }
-    if (transport_first_failure(transport, "agreement", exit_code, error, &bad) < 0) { return; }
+    if (transport_first_failure(transport, "agreement", good ? 0 : exit_code, error, &bad) < 0) { return; }
     if (run_is_main(run)) {
         bool elsewhere = strcmp(bad.host, transport->host) != 0;
         fprintf(stderr, "train_gpt: %s%s%s\n", elsewhere ? bad.host : "", elsewhere ? ": " : "",
@@ -61,35 +64,34 @@ static inline uint64_t hash_more(uint64_t hash, const void *bytes, size_t count)
 // refused. Returns the hellos of all ranks (size), for the life of the process.
 static inline const Hello *exchange_hellos(Run *run) {
     Transport *transport = &run->transport;
-    Options *first = (Options *)memory_take(1, sizeof *first);
     Error error = {""};
     Hello mine = {
         .pid = (int)getpid(), .threads = run->threads.threads, .cores = run->threads.cores, .host = ""};
     const Gpu *gpu = placement_gpu(&run->placement);
-    snprintf(mine.device, sizeof mine.device, "%.60s", gpu != NULL ? gpu->name : "CPU");
+    TEXT_PRINT(mine.device, "%.60s", gpu != NULL ? gpu->name : "CPU");
     if (gpu != NULL) {
         mine.capability = gpu->capability;
         mine.gpu_memory = gpu->memory_total;
         memcpy(mine.bus, gpu->bus, sizeof mine.bus);
     }
     memcpy(mine.host, transport->host, sizeof mine.host);
-    snprintf(mine.revision, sizeof mine.revision, "%.31s", ACCO_REVISION);
+    TEXT_PRINT(mine.revision, "%.31s", ACCO_REVISION);
     memcpy(mine.rounding, run->placement.rounding, sizeof mine.rounding);
     Hello *all = (Hello *)transport_collect_records(transport, "greeting", &mine, sizeof mine);
     for (int rank = 0; rank < transport->size; rank++) {
         run->placement.ranks_on_gpus += all[rank].capability > 0;
     }
     __atomic_store_n(&run->signal_watch.hellos, all, __ATOMIC_RELEASE);
-    *first = run->options;
-    share_from_rank_zero(transport, "sharing", first, sizeof *first);
+    Options first = run->options;
+    share_from_rank_zero(transport, "sharing", &first, sizeof first);
     // --threads may follow the host, and so may the place of a --config.
     for (EACH_OPTION(option)) {
         bool may_differ =
             option->offset == offsetof(Options, threads) || option->offset == offsetof(Options, config);
-        if (may_differ || option_is_same(option, &run->options, first)) { continue; }
+        if (may_differ || option_is_same(option, &run->options, &first)) { continue; }
         char text[OPTION_VALUE_SIZE], value[64], first_value[64];
         text_excerpt(option_print_value(option, &run->options, text), value);
-        text_excerpt(option_print_value(option, first, text), first_value);
+        text_excerpt(option_print_value(option, &first, text), first_value);
         error_set(&error,
                   "rank %d on %s was started with other options than rank 0 on %s: --%s is %s instead of %s",
                   transport->rank, transport->host, all[0].host, option->name, value, first_value);
@@ -110,26 +112,25 @@ static inline const Hello *exchange_hellos(Run *run) {
             rule_list(rule_shards, sharding));
         break;
     }
-    agree_or_exit(run, error_is_set(&error) ? EXIT_USER_MISTAKE : 0, &error);
-    free(first);
+    agree_or_exit(run, !error_is_set(&error), EXIT_USER_MISTAKE, &error);
     return all;
 }
 
-// ---- Hosts ----------------------------------------------------------------------------
-
-// Links are emulated between the ranks of one machine, so there each rank is a host by itself
-// unless the user says otherwise.
-static inline void meet_on_hosts(Transport *transport, const Options *options) {
+// With emulated links each rank of one machine is a host by itself, unless the user says otherwise.
+static inline void meet_on_hosts(Run *run) {
+    const Options *options = &run->options;
+    Transport *transport = &run->transport;
     bool emulated = options_emulate_link(options) && transport->hosts.hosts == 1;
     int per_host = options->ranks_per_host == 0 && emulated ? 1 : (int)options->ranks_per_host;
     if (per_host > 0) { transport_meet(transport, transport->rank / per_host * per_host); }
 }
 
 // From here on messages between hosts are as slow as --link-mbit and --link-us say.
-static inline void emulate_network(Transport *transport, const Options *options) {
+static inline void emulate_network(Run *run) {
+    Transport *transport = &run->transport;
     int sharing = groups_count(&transport->hosts, transport->hosts.host);
-    transport->link_bytes_per_second = options->link_mbit * 1e6 / 8 / sharing;
-    transport->link_latency = options->link_us / 1e6;
+    transport->link_bytes_per_second = run->options.link_mbit * 1e6 / 8 / sharing;
+    transport->link_latency = run->options.link_us / 1e6;
 }
 
 // ---- Parameters -----------------------------------------------------------------------
@@ -175,8 +176,9 @@ static inline uint64_t check_replicas(const Scheduler *s, const void *parameters
 
 // The same for the committed parameters (borrow_committed), between two commits: compute may hold
 // others, as a worker of a local rule does. exact: for those that casts were made of.
-static inline uint64_t check_committed(Scheduler *s, const Rule *rule, bool exact) {
-    const void *committed = borrow_committed(s, rule, exact);
+static inline uint64_t check_committed(Run *run, bool exact) {
+    Scheduler *s = &run->scheduler;
+    const void *committed = borrow_committed(s, run->rule, exact);
     size_t bytes = exact ? s->problem.parameter_count * sizeof(float) : weights_bytes(s);
     uint64_t fingerprint = check_replicas(s, committed, bytes);
     return_committed(s, committed);

@@ -11,53 +11,49 @@
 #include "runtime/names.h"
 
 // --version: gcc's __VERSION__ is a bare number; others name themselves.
-static inline void print_build_facts(FILE *file) {
+static inline void print_build_facts(void) {
     char mpi[128], cuda[64], nccl[64], products[96];
     transport_mpi_version(mpi, sizeof mpi);
     gpu_version(cuda, sizeof cuda);
     nccl_version(nccl, sizeof nccl);
     bool is_number = __VERSION__[0] >= '0' && __VERSION__[0] <= '9';
-    fprintf(file,
-            "acco.c %s\ncommit     %s\ncompiler   %s%s\nprocessor  %s\nproducts   %s\nMPI        %s\n"
-            "CUDA       %s\nNCCL       %s\n",
-            ACCO_VERSION, ACCO_REVISION[0] != '\0' ? ACCO_REVISION : "unknown", is_number ? "gcc " : "",
-            __VERSION__, ACCO_PROCESSOR[0] != '\0' ? ACCO_PROCESSOR : "unknown", onednn_describe(products),
-            mpi, cuda, nccl);
+    printf("acco.c %s\ncommit     %s\ncompiler   %s%s\nprocessor  %s\nproducts   %s\nMPI        %s\n"
+           "CUDA       %s\nNCCL       %s\n",
+           ACCO_VERSION, ACCO_REVISION[0] != '\0' ? ACCO_REVISION : "unknown", is_number ? "gcc " : "",
+           __VERSION__, ACCO_PROCESSOR[0] != '\0' ? ACCO_PROCESSOR : "unknown", onednn_describe(products),
+           mpi, cuda, nccl);
 }
-
-// ---- The start ------------------------------------------------------------------------
 
 static inline void print_batch(const Run *run) {
     const Options *options = &run->options;
     char text[NUMBER_TEXT_SIZE], total[NUMBER_TEXT_SIZE], epochs[48] = "";
     double epoch = tokens_per_epoch(&run->data);
     int ranks = run->transport.size;
-    const char *commit = step_name(run->rule);
+    const char *commit = step_name(run);
     int64_t per_commit = nominal_tokens_per_commit(run);
     int64_t commits = (options->tokens + per_commit - 1) / per_commit;
     // The last commit is whole, so that more may be trained than was asked for.
-    double trained = (double)(commits * per_commit);
-    if (epoch > 0) { snprintf(epochs, sizeof epochs, " (%.4g epochs)", trained / epoch); }
+    double trained = commits * per_commit;
+    if (epoch > 0) { TEXT_PRINT(epochs, " (%.4g epochs)", trained / epoch); }
     // One gradient sum is left when training ends; finish() commits it.
     bool drains = run->rule->kind == RULE_OVERLAPPED && run->rule->finish != NULL;
     printf("batch      %lld micro-batches over %d rank%s x %d sequence%s x %d tokens = %s tokens per %s%s; "
            "%s tokens are %lld %ss%s%s\n",
            (long long)options_total_accumulate(options, ranks), ranks, plural(ranks), run->B, plural(run->B),
-           run->T, human_count((double)per_commit, text), commit,
+           run->T, human_count(per_commit, text), commit,
            run->scheduler.settings.adaptive ? " or more (auto: as many as hide the communication)" : "",
-           human_count((double)options->tokens, total), (long long)commits, commit, epochs,
+           human_count(options->tokens, total), (long long)commits, commit, epochs,
            drains ? ", and one more for the gradients under way at the end" : "");
     if (run->bucket_reason[0] != '\0') {
         const Layout *layout = &run->scheduler.layout;
         size_t cells = job_bucket_cells(&run->scheduler, layout);
         printf("buckets    %zu of %.3g MB (%s)\n", (layout->cells + cells - 1) / cells,
-               (double)(layout_padded(layout) / layout->cells * cells * sizeof(float)) / 1e6,
-               run->bucket_reason);
+               layout_padded(layout) / layout->cells * cells * sizeof(float) / 1e6, run->bucket_reason);
     }
     bool constant = options->schedule == SCHEDULE_CONSTANT, decays = !constant && options->decay_tokens > 0;
     char decay[NUMBER_TEXT_SIZE + 32] = "";
-    human_count((double)options->decay_tokens, text);
-    if (decays) { snprintf(decay, sizeof decay, " in the last %s tokens", text); }
+    human_count(options->decay_tokens, text);
+    if (decays) { TEXT_PRINT(decay, " in the last %s tokens", text); }
     printf("rate       peak %g%s, %s to %g%s, warm-up %lld %ss%s, moved by %s\n", options->learning_rate,
            run->rate_reason, options_choice_name(options, &options->schedule),
            constant ? options->learning_rate : options->minimum_learning_rate, decay,
@@ -68,18 +64,18 @@ static inline void print_batch(const Run *run) {
     size_t elements = 0;
     for (int i = 0; i < run->tensor_count; i++) {
         const OptimizerTensor *tensor = &run->tensors[i];
-        if (tensor->rows == 0) { continue; }
-        matrices++;
-        elements += tensor->end - tensor->begin;
+        matrices += tensor->rows > 0;
+        elements += tensor->rows > 0 ? tensor->end - tensor->begin : 0;
     }
     if (matrices > 0) {
         printf("muon       steps %d matrices, %.0f %% of the parameters; AdamW steps the others\n", matrices,
-               100.0 * (double)elements / (double)run->part.table.parameter_count);
+               100.0 * elements / run->part.table.parameter_count);
     }
 }
 
-static inline void print_rule(const Options *options, const SchedulerSettings *settings, const char *reason) {
-    const Rule *rule = options_rule(options);
+static inline void print_rule(const Run *run) {
+    const Options *options = &run->options;
+    const Rule *rule = run->rule;
     printf("rule       %s: %s%s\n", rule->name, rule->summary,
            options->overlap ? "" : "; --overlap off: no two things at a time");
     char text[RULE_TEXT], value[OPTION_VALUE_SIZE];
@@ -93,10 +89,10 @@ static inline void print_rule(const Options *options, const SchedulerSettings *s
     }
     printf("%s", after);
     if (rule->describe != NULL) {
-        rule->describe(settings, text);
+        rule->describe(&run->scheduler.settings, text);
         printf("           %s\n", text);
     }
-    if (reason[0] != '\0') { printf("           %s\n", reason); }
+    if (run->rule_reason[0] != '\0') { printf("           %s\n", run->rule_reason); }
     if (options->spike_limit > 0 || options->on_spike != SPIKE_STOP) {
         printf("           a loss or gradient that is not finite");
         if (options->spike_limit > 0) { printf(", or too large by limit %g", options->spike_limit); }
@@ -137,8 +133,7 @@ static inline void print_device(const Run *run) {
     }
 }
 
-// What each host has, if there are several. A host is recognised by its name and listed in the
-// order of its first rank.
+// What each host has, if there are several: known by its name, in the order of its first rank.
 static inline void print_hosts(FILE *file, const Hello *hellos, int ranks) {
     enum { MOST = 16 };
     int hosts = 0;
@@ -167,17 +162,16 @@ static inline void print_builds(const Hello *hellos, int ranks) {
         if (!revision && !rounding) { continue; }
         printf("builds     rank %d on %s differs from rank 0 on %s: %s\n", rank, odd->host, first->host,
                revision ? "its program is of another commit" : "it rounds in another way");
-        const Hello *both[2] = {odd, first};
-        for (int i = 0; i < 2; i++) {
-            printf("           rank %d: commit %s; %s\n", i == 0 ? rank : 0,
-                   both[i]->revision[0] != '\0' ? both[i]->revision : "unknown", both[i]->rounding);
+        for (int i = rank; i >= 0; i -= rank) { // both
+            printf("           rank %d: commit %s; %s\n", i,
+                   hellos[i].revision[0] != '\0' ? hellos[i].revision : "unknown", hellos[i].rounding);
         }
         return;
     }
 }
 
 static inline void print_model(const ModelConfig *config, const TrainedPart *part) {
-    double all = (double)part->model.parameter_count, trained = (double)part->table.parameter_count;
+    double all = part->model.parameter_count, trained = part->table.parameter_count;
     int key_heads = model_kv_heads(config);
     printf("model      %s: %.2f M parameters, %d layers, %d channels, %d heads, ", config->name, all / 1e6,
            config->layers, config->channels, config->heads);
@@ -197,8 +191,7 @@ static inline void print_model(const ModelConfig *config, const TrainedPart *par
     }
 }
 
-// Prints each source's share of the run, if there are several, and which sources a validation
-// visits whole.
+// Prints each source's share, if there are several, and which sources a validation visits whole.
 static inline void print_sources(Run *run) {
     const DataLoader *data = &run->data, *held = validation_loader(run);
     double samples = (double)run->options.tokens / run->T;
@@ -207,7 +200,7 @@ static inline void print_sources(Run *run) {
         double share = data_loader_share(data, i);
         printf("           %s: %.4g %% of the samples; its %llu windows are visited %.4g times\n",
                source->name, 100 * share, (unsigned long long)source->training_windows,
-               share * samples / (double)source->training_windows);
+               share * samples / source->training_windows);
     }
     for (int i = 0; i < held->source_count; i++) {
         int64_t batches = validation_batches(run, i), asked = run->options.val_batches;
@@ -227,7 +220,7 @@ static inline void print_start(Run *run, const Hello *hellos) {
     print_model(&run->config, &run->part);
     printf("data       %s\n", data);
     print_sources(run);
-    print_rule(options, &run->scheduler.settings, run->rule_reason);
+    print_rule(run);
     if (transport->size == 1) {
         printf("ranks      1 (%s)\n", transport->reason);
     } else {
@@ -250,12 +243,12 @@ static inline void print_start(Run *run, const Hello *hellos) {
     printf("memory     %.1f MB per rank:", (double)run->arena.bytes / 1e6);
     for (int i = 0; i < MEMORY_CLASS_COUNT; i++) {
         printf("%s %s %.1f", i > 0 ? "," : "", memory_class_name((MemoryClass)i),
-               (double)arena_class_bytes(&run->arena, (MemoryClass)i) / 1e6);
+               arena_class_bytes(&run->arena, (MemoryClass)i) / 1e6);
     }
     printf("\n");
     if (run->threads.warning[0] != '\0') { printf("warning    %s\n", run->threads.warning); }
     struct statvfs disk;
-    size_t shared = statvfs("/dev/shm", &disk) == 0 ? (size_t)disk.f_blocks * (size_t)disk.f_frsize : 0;
+    size_t shared = statvfs("/dev/shm", &disk) == 0 ? disk.f_blocks * disk.f_frsize : 0;
     launch_judge_shared_memory(shared, transport->local_size, warning, sizeof warning);
     if (warning[0] != '\0') { printf("warning    %s\n", warning); }
     if (options->kept[0] != '\0') {
@@ -266,7 +259,7 @@ static inline void print_start(Run *run, const Hello *hellos) {
     if (!run->saving.times.never && statvfs(run->directory, &disk) == 0) {
         char space[SIZE_TEXT], checkpoint[SIZE_TEXT];
         printf("disk       %s free; a checkpoint takes about %s, and --keep %lld stay\n",
-               size_text((size_t)disk.f_bavail * (size_t)disk.f_frsize, space),
+               size_text(disk.f_bavail * disk.f_frsize, space),
                size_text(checkpoint_bytes(&run->scheduler), checkpoint), (long long)options->keep);
     }
     printf("run        %s\n\n", run->directory);
@@ -281,7 +274,7 @@ static inline void announce_run(Run *run, const Hello *hellos) {
     transport->bytes_sent = transport->bytes_sent_outside = 0; // what training sends, not what led up to it
     reports->terminal = &run->terminal;
     reports->scheduler = &run->scheduler;
-    reports->micro_batch_tokens = (double)tokens_per_micro_batch(run);
+    reports->micro_batch_tokens = tokens_per_micro_batch(run);
     reports->token_flops = trained_flops_per_token(&run->part, &run->config, run->T);
     reports->knows_perfect = run->data.builtin;
     reports->data = &run->data;
@@ -341,7 +334,7 @@ static inline void print_losses(const Run *run) {
     if (checkpointed->worse > 0 && checkpointed->best_commit > 0) {
         CheckpointPaths paths = checkpoint_paths(run->directory, checkpointed->best_commit);
         bool kept = run->options.keep_best && access(paths.final, F_OK) == 0; // it was not always asked for
-        printf("best       %.4f at %s %lld%s%s\n", checkpointed->best_loss, step_name(run->rule),
+        printf("best       %.4f at %s %lld%s%s\n", checkpointed->best_loss, step_name(run),
                (long long)checkpointed->best_commit,
                kept ? ", whose checkpoint is kept" : " (--keep-best on keeps such)",
                has_stopped_improving(run) ? "; training ends, because no validation since then was better"
@@ -350,13 +343,12 @@ static inline void print_losses(const Run *run) {
 }
 
 // Prints how long ranks waited, and for whom. word: the run's directory, for a shell. times gets
-// what a micro-batch of each rank took. Returns the mean share of the time in which a rank only
-// waited for communication.
+// what a micro-batch of each rank took. Returns the mean share of the time a rank only waited.
 static inline double print_waiting(const Run *run, const RankPace *paces, double seconds, const char *word,
                                    json_t *times) {
     int ranks = run->transport.size;
     const Hello *hellos = run->signal_watch.hellos;
-    double mean = 0, least = INFINITY, *each = (double *)memory_take((size_t)ranks, sizeof *each);
+    double mean = 0, least = INFINITY, *each = MEMORY_OF(double, ranks);
     for (int rank = 0; rank < ranks; rank++) {
         mean += paces[rank].exposed / ranks / seconds;
         least = fmin(least, paces[rank].exposed / seconds);
@@ -376,19 +368,18 @@ static inline double print_waiting(const Run *run, const RankPace *paces, double
     return mean;
 }
 
-// Prints and logs how training ended. paces (ranks). saved: the end is on disk. lost_data: this is
-// why it ends.
+// Prints and logs how training ended. paces (ranks). saved: on disk. lost_data: why it ends.
 static inline void print_end(Run *run, uint64_t fingerprint, const RankPace *paces, bool saved,
                              bool lost_data) {
     long long commits = (long long)run->scheduler.optimizer.steps;
     const Reports *reports = &run->reports;
     bool stopped = run->scheduler.wishes.stop_agreed, early = has_stopped_improving(run);
-    double seconds = training_seconds(&run->clock),
+    double seconds = training_seconds(run),
            tokens = run->scheduler.gradients_done * reports->micro_batch_tokens;
-    double planned = (double)run->arena.bytes, used = (double)arena_resident_bytes(&run->arena);
+    double planned = run->arena.bytes, used = arena_resident_bytes(&run->arena);
     double flops = tokens / seconds * reports->token_flops;
     char word[4 * RUN_PATH_SIZE + 3], share[48] = "", print[32];
-    snprintf(print, sizeof print, "%016llx", (unsigned long long)fingerprint);
+    TEXT_PRINT(print, "%016llx", (unsigned long long)fingerprint);
     text_for_shell(run->directory, word, sizeof word);
     terminal_clear(&run->terminal);
     if (run->nothing_left) {
@@ -397,11 +388,11 @@ static inline void print_end(Run *run, uint64_t fingerprint, const RankPace *pac
             tokens, early ? ", the last without a lower loss" : "", early ? "stop-after" : "tokens");
     } else {
         if (reports->peak_flops > 0) {
-            snprintf(share, sizeof share, ", %.1f %% of the peak", 100 * flops / reports->peak_flops);
+            TEXT_PRINT(share, ", %.1f %% of the peak", 100 * flops / reports->peak_flops);
         }
         printf("\ntrained    %lld %ss, %.0f tokens in %.1f s: %.0f tokens/s, %.1f GFLOP/s over all "
                "ranks%s\n",
-               commits, step_name(run->rule), tokens, seconds, tokens / seconds, flops / 1e9, share);
+               commits, step_name(run), tokens, seconds, tokens / seconds, flops / 1e9, share);
     }
     json_t *times = json_array();
     double waiting = print_waiting(run, paces, seconds - run->clock.before, word, times); // in this part
@@ -436,7 +427,7 @@ static inline void print_files(const Run *run) {
         printf("not saved  because of --save-every never: there is no checkpoint\n");
     }
     char log[RUN_PATH_SIZE + 16];
-    snprintf(log, sizeof log, "%s/log.jsonl", directory);
+    TEXT_PRINT(log, "%s/log.jsonl", directory);
     if (access(log, F_OK) != 0) {
         printf("\nlog        %s was removed or renamed while the run trained, and with it log, curves and "
                "settings\n",

@@ -11,8 +11,6 @@
 
 enum { DATA_PATH_SIZE = RUN_PATH_SIZE + 64, TOKENIZER_PATH_SIZE = 2048 };
 
-// ---- The tokenizer --------------------------------------------------------------------
-
 // The directory of the model in the checkpoint that --resume names; empty if there is none.
 static inline void resumed_model(const Options *options, char path[TOKENIZER_PATH_SIZE]) {
     const char *from = strcmp(options->resume, "auto") == 0 ? options->out : options->resume;
@@ -36,8 +34,6 @@ static inline const char *tokenizer_path(const Options *options, char path[TOKEN
     path[0] = '\0';
     return path;
 }
-
-// ---- Opening --------------------------------------------------------------------------
 
 static inline bool has_validation_data(const Options *options) { return options->val_data[0] != '\0'; }
 
@@ -164,7 +160,7 @@ static inline bool make_token_file(const DataLoader *loader, const DataSource *s
     int count = source->file_count;
     Tokenizing tokenizing = {terminal, 0, clock_seconds()};
     Text *texts = data_files_texts(loader->files + source->first_file, count);
-    for (int i = 0; i < count; i++) { tokenizing.bytes += (double)texts[i].size; }
+    for (int i = 0; i < count; i++) { tokenizing.bytes += texts[i].size; }
     bool good = true;
     texts_name(texts, count, tokenizer, name);
     snprintf(path, DATA_PATH_SIZE, "%s/%s", directory, name);
@@ -186,7 +182,7 @@ static inline bool make_token_file(const DataLoader *loader, const DataSource *s
         terminal_clear(terminal);
         if (good) {
             printf("tokens     %s: %s tokens of %llu document%s, made in %.1f s%s\n", path,
-                   human_count((double)made.tokens[SHARDS_TRAIN], total), (unsigned long long)made.documents,
+                   human_count(made.tokens[SHARDS_TRAIN], total), (unsigned long long)made.documents,
                    plural(made.documents), clock_seconds() - tokenizing.began,
                    made.documents == 1 ? "; no line <|endoftext|> divides the text" : "");
             token_shards_tell(&made, "tokens     ");
@@ -208,11 +204,11 @@ static inline bool make_token_files(Run *run, TokenPaths paths[2], Error *error)
     Tokenizer tokenizer;
     if (tokenizer_path(&run->options, path)[0] == '\0') { return true; }
     resumed_model(&run->options, model);
-    snprintf(from, sizeof from, "%s/tokenizer.json", model);
+    TEXT_PRINT(from, "%s/tokenizer.json", model);
     if (model[0] != '\0' && strcmp(path, from) == 0) {
         // Only the checkpoint that the run resumes has the tokenizer, and it may be removed: later
         // checkpoints take a copy. Its config.json may be what names the end of a text.
-        snprintf(run->tokenizer, sizeof run->tokenizer, "%s/tokenizer", run->directory);
+        TEXT_PRINT(run->tokenizer, "%s/tokenizer", run->directory);
         run->checkpointed.tokenizer = run->tokenizer;
         if (!directory_make(run->tokenizer, "", error) || !path_within(from, model, "config.json", error) ||
             !path_within(to, run->tokenizer, "config.json", error) || !hf_model_copy_file(from, to, error) ||
@@ -243,7 +239,7 @@ static inline void tokenize_data(Run *run) {
     Error error = {""};
     bool good = !run_is_main(run) || make_token_files(run, paths, &error);
     wait_for_rank_zero(&run->transport, "tokenizing");
-    agree_or_exit(run, good ? 0 : EXIT_SYSTEM_FAILURE, &error);
+    agree_or_exit(run, good, EXIT_SYSTEM_FAILURE, &error);
     share_from_rank_zero(&run->transport, "sharing", paths, sizeof paths);
     for (int i = 0; good && i < 2; i++) {
         const char *tokens[DATA_SOURCES_MOST];
@@ -265,7 +261,7 @@ static inline void tokenize_data(Run *run) {
     }
     good = good && data_loader_require(&run->data, transport->size, run->B, &error) &&
            choose_length(run, &error);
-    agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
+    agree_or_exit(run, good, EXIT_USER_MISTAKE, &error);
     char identities[2][DATA_IDENTITY_SIZE] = {"", ""}, first[2][DATA_IDENTITY_SIZE];
     data_loader_identify(&run->data, identities[0]);
     data_loader_identify(&run->validation_data, identities[1]);
@@ -277,7 +273,7 @@ static inline void tokenize_data(Run *run) {
             error_set(&error, "rank %d reads other data in %s than rank 0: %s instead of %s", transport->rank,
                       i == 0 ? run->data.name : run->validation_data.name, identities[i], first[i]);
     }
-    agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
+    agree_or_exit(run, good, EXIT_USER_MISTAKE, &error);
     memcpy(run->data_identity, identities[0], sizeof run->data_identity);
     choose_schedule(&run->options, run->transport.size, &run->scheduler.settings);
 }
@@ -313,6 +309,6 @@ static inline void watch_data(Run *run) {
 // Micro-batches of a source in one validation: --val-batches, or what visits every window once.
 static inline int64_t validation_batches(Run *run, int source) {
     uint64_t windows = validation_loader(run)->sources[source].validation_windows;
-    uint64_t B = (uint64_t)run->B, asked = (uint64_t)run->options.val_batches;
-    return (int64_t)(windows == 0 ? asked : size_min(asked, (windows + B - 1) / B));
+    uint64_t B = run->B, asked = run->options.val_batches;
+    return windows == 0 ? asked : size_min(asked, (windows + B - 1) / B);
 }

@@ -13,6 +13,7 @@
 
 typedef struct Export {
     const Options *options;
+    const char *file;                    // the last part of --to
     char tokenizer[TOKENIZER_PATH_SIZE]; // a directory, or a tokenizer.json of another name; empty: none
     HfModel model;
     Tokenizer codec;
@@ -30,17 +31,15 @@ static const struct {
 
 enum { EXPORT_TYPE = 1 }; // the default, f16
 
-// ---- A GGUF ---------------------------------------------------------------------------
-
 // Names the tensors: all of the model, or A and B of each adapter. The positions stay fp32.
 static inline void export_name_tensors(Export *task, GgufType type) {
     const ModelConfig *config = &task->model.config;
     const ParameterTable *table = &task->model.table;
-    size_t rank = (size_t)task->model.adapters.rank;
+    size_t rank = task->model.adapters.rank;
     char name[GGUF_NAME];
     for (int i = 0; i < table->count; i++) {
         const ParameterInfo *info = &table->entries[i];
-        size_t rows = (size_t)info->rows, columns = (size_t)info->columns;
+        size_t rows = info->rows, columns = info->columns;
         if (task->merges) {
             gguf_name(config, info, "", name);
             gguf_add_tensor(&task->gguf, name, info->is_matrix ? rows : 0, info->is_matrix ? columns : rows,
@@ -87,41 +86,37 @@ static inline bool export_write_tensors(Export *task, float *values, FILE *file,
 static inline bool export_plan(Export *task, Error *error) {
     const ModelConfig *config = &task->model.config;
     const Options *options = task->options;
-    GgufType type = export_types[options->type].type;
     Gguf *gguf = &task->gguf;
     char name[sizeof(OptionText)];
-    const char *slash = strrchr(options->to, '/'), *file = slash != NULL ? slash + 1 : options->to;
     gguf_begin_keys(gguf);
     gguf_add_text(gguf, "general.architecture", config->family->gguf);
     gguf_add_text(gguf, "general.type", task->merges ? "model" : "adapter");
-    snprintf(name, sizeof name, "%.*s", (int)(strlen(file) - strlen(".gguf")), file);
+    TEXT_PRINT(name, "%.*s", (int)(strlen(task->file) - strlen(".gguf")), task->file);
     gguf_add_text(gguf, "general.name", name);
     gguf_add_number(gguf, "general.file_type", export_types[options->type].file_type);
     gguf_add_number(gguf, "general.quantization_version", 2);
-    if (!task->merges) {
+    if (task->merges) {
+        float *factors = MEMORY_OF(float, model_head_size(config));
+        gguf_add_config(gguf, config);
+        if (gguf_factors(config, factors)) {
+            gguf_add_tensor(gguf, "rope_freqs.weight", 0, (size_t)model_head_size(config) / 2, GGUF_F32);
+        }
+        free(factors);
+    } else {
         const Adapters *adapters = &task->model.adapters;
         gguf_add_text(gguf, "adapter.type", "lora");
         gguf_add_real(gguf, "adapter.lora.alpha", (double)adapters->scale * adapters->rank);
-        export_name_tensors(task, type);
-        return true;
     }
-    float *factors = (float *)memory_take((size_t)model_head_size(config), sizeof *factors);
-    gguf_add_config(gguf, config);
-    if (gguf_factors(config, factors)) {
-        gguf_add_tensor(gguf, "rope_freqs.weight", 0, (size_t)model_head_size(config) / 2, GGUF_F32);
-    }
-    free(factors);
-    export_name_tensors(task, type);
-    return gguf_add_tokenizer(gguf, task->tokenizer, config, &task->codec, &task->chat, error);
+    export_name_tensors(task, export_types[options->type].type);
+    return !task->merges ||
+           gguf_add_tokenizer(gguf, task->tokenizer, config, &task->codec, &task->chat, error);
 }
 
-// ---- A Modelfile ----------------------------------------------------------------------
-
-// A text of a template in Go: {{ "..." }}.
-static inline void modelfile_text(FILE *file, const char *text) {
+// The words of a template in Go, and behind them a text of the chat: {{ "..." }}.
+static inline void modelfile_add(FILE *file, const char *words, const char *text) {
     json_t *value = json_string(text);
     char *quoted = json_dumps(value, JSON_ENCODE_ANY);
-    fprintf(file, "{{ %s }}", quoted);
+    fprintf(file, "%s{{ %s }}", words, quoted);
     free(quoted);
     json_decref(value);
 }
@@ -140,37 +135,31 @@ static inline void modelfile_template(const Chat *chat, const Tokenizer *tokeniz
         bool begins = starts[i] != NULL && strncmp(starts[i], begin->text, begin->length) == 0;
         if (begins) { starts[i] += begin->length; }
     }
-    fputs("{{- $system := \"\" }}{{- $begun := false }}{{- range .Messages }}"
-          "{{- if eq .Role \"system\" }}{{- $system = .Content }}"
-          "{{- else if eq .Role \"assistant\" }}{{ .Content }}{{- else }}{{- if $begun }}",
-          file);
-    modelfile_text(file, chat->next[0]);
-    fputs("{{ .Content }}", file);
-    modelfile_text(file, chat->next[1]);
+    modelfile_add(file,
+                  "{{- $system := \"\" }}{{- $begun := false }}{{- range .Messages }}"
+                  "{{- if eq .Role \"system\" }}{{- $system = .Content }}"
+                  "{{- else if eq .Role \"assistant\" }}{{ .Content }}{{- else }}{{- if $begun }}",
+                  chat->next[0]);
+    modelfile_add(file, "{{ .Content }}", chat->next[1]);
     if (chat->system[0] != NULL) {
-        fputs("{{- else if $system }}", file);
-        modelfile_text(file, starts[1]);
-        fputs("{{ $system }}", file);
-        modelfile_text(file, chat->system[1]);
-        fputs("{{ .Content }}", file);
-        modelfile_text(file, chat->system[2]);
+        modelfile_add(file, "{{- else if $system }}", starts[1]);
+        modelfile_add(file, "{{ $system }}", chat->system[1]);
+        modelfile_add(file, "{{ .Content }}", chat->system[2]);
     }
-    fputs("{{- else }}", file);
-    modelfile_text(file, starts[0]);
-    fputs("{{ .Content }}", file);
-    modelfile_text(file, chat->first[1]);
+    modelfile_add(file, "{{- else }}", starts[0]);
+    modelfile_add(file, "{{ .Content }}", chat->first[1]);
     fputs("{{- end }}{{- $begun = true }}{{- end }}{{- end }}", file);
-    if (chat->thought != NULL) { modelfile_text(file, chat->thought); }
+    if (chat->thought != NULL) { modelfile_add(file, "", chat->thought); }
     fputs("\"\"\"\n", file);
 }
 
 // path: of the GGUF.
 static inline bool export_modelfile(const Export *task, const char *path, Error *error) {
     const Options *options = task->options;
-    const char *slash = strrchr(options->to, '/'), *system = options->system;
+    const char *system = options->system;
     FILE *file = file_replace_begin(path, error);
     if (file == NULL) { return false; }
-    fprintf(file, "FROM ./%s\n", slash != NULL ? slash + 1 : options->to);
+    fprintf(file, "FROM ./%s\n", task->file);
     modelfile_template(&task->chat, &task->codec, file);
     if (task->chat.root != NULL) {
         const AddedToken *end = tokenizer_added(&task->codec, NULL, task->chat.end);
@@ -180,21 +169,17 @@ static inline bool export_modelfile(const Export *task, const char *path, Error 
     return file_replace_end(file, path, true, error);
 }
 
-// ---- The command ----------------------------------------------------------------------
-
 static inline bool export_gguf(Export *task, Error *error) {
     const Options *options = task->options;
     const ParameterTable *table = &task->model.table;
-    size_t largest = (size_t)model_head_size(&task->model.config);
+    size_t largest = model_head_size(&task->model.config);
     bool good = gguf_accept(&task->model.config, error);
-    if (good && task->merges) {
-        good =
-            (task->tokenizer[0] != '\0' ||
-             error_set(error, "%.300s has no tokenizer.json, which a GGUF needs: name one with --tokenizer",
-                       options->from)) &&
-            tokenizer_open(&task->codec, task->tokenizer, error) &&
-            chat_open(&task->chat, task->tokenizer, &task->codec, error);
+    if (good && task->merges && task->tokenizer[0] == '\0') {
+        good = error_set(error, "%.300s has no tokenizer.json, which a GGUF needs: name one with --tokenizer",
+                         options->from);
     }
+    good = good && (!task->merges || (tokenizer_open(&task->codec, task->tokenizer, error) &&
+                                      chat_open(&task->chat, task->tokenizer, &task->codec, error)));
     if (good && options->system[0] != '\0' &&
         (task->chat.system[0] == NULL || strstr(options->system, "\"\"\""))) {
         good = error_set(
@@ -209,7 +194,7 @@ static inline bool export_gguf(Export *task, Error *error) {
         const SafetensorsEntry *side = task->merges ? NULL : task->model.adapters.entries[i];
         largest = size_max(largest, side != NULL ? side->count : table->entries[i / 2].count);
     }
-    float *values = (float *)memory_take(largest, sizeof *values);
+    float *values = MEMORY_OF(float, largest);
     gguf_write_head(&task->gguf, file);
     good = export_write_tensors(task, values, file, error);
     free(values);
@@ -220,18 +205,16 @@ static inline bool export_gguf(Export *task, Error *error) {
     return good && ended;
 }
 
-// The program that takes it, and how.
+// The programs that take it, and how.
 static inline void export_tell(const Export *task, const char *modelfile) {
-    const Options *options = task->options;
-    printf("written    %s\n", options->to);
-    if (!task->merges) {
-        printf("llama.cpp  llama-cli -m MODEL.gguf --lora %s; MODEL.gguf: its model, exported, too\n",
-               options->to);
-        return;
+    const char *to = task->options->to;
+    printf("written    %s\n", to);
+    if (task->merges) {
+        printf("written    %s\nllama.cpp  llama-cli -m %s\n", modelfile, to);
+        printf("Ollama     ollama create NAME -f %s && ollama run NAME\n", modelfile);
+    } else {
+        printf("llama.cpp  llama-cli -m MODEL.gguf --lora %s; MODEL.gguf: its model, exported, too\n", to);
     }
-    printf("written    %s\n", modelfile);
-    printf("llama.cpp  llama-cli -m %s\n", options->to);
-    printf("Ollama     ollama create NAME -f %s && ollama run NAME\n", modelfile);
 }
 
 // Whether a file can be written here: what is known before minutes of work.
@@ -270,9 +253,9 @@ static inline int command_export(const Options *options) {
     char modelfile[sizeof(OptionText) + 16] = "";
     size_t length = strlen(options->to), ending = strlen(".gguf");
     bool is_gguf = length > ending && strcasecmp(options->to + length - ending, ".gguf") == 0;
-    if (is_gguf) {
-        snprintf(modelfile, sizeof modelfile, "%.*s.Modelfile", (int)(length - ending), options->to);
-    }
+    if (is_gguf) { TEXT_PRINT(modelfile, "%.*s.Modelfile", (int)(length - ending), options->to); }
+    const char *slash = strrchr(options->to, '/');
+    task.file = slash != NULL ? slash + 1 : options->to;
     tokenizer_path(options, task.tokenizer);
     char *name = strstr(task.tokenizer, "/tokenizer.json");
     if (name != NULL && strcmp(name, "/tokenizer.json") == 0) { *name = '\0'; }
@@ -291,7 +274,7 @@ static inline int command_export(const Options *options) {
     } else if (good && (mkdir(options->to, 0777) != 0 || rmdir(options->to) != 0)) {
         good = error_set_file(&error, "create the directory", options->to);
     } else if (good) {
-        float *parameters = (float *)memory_take(model->table.parameter_count, sizeof *parameters);
+        float *parameters = MEMORY_OF(float, model->table.parameter_count);
         hf_model_read(model, parameters);
         good = hf_model_save(options->to, &model->config, &model->table, parameters,
                              task.tokenizer[0] != '\0' ? task.tokenizer : NULL, NULL, NULL, &error);
@@ -300,11 +283,10 @@ static inline int command_export(const Options *options) {
         task.unwritten = !good;
         if (good) { printf("written    %s; transformers and --from take it\n", options->to); }
     }
-    if (!good && !task.unwritten) { exit_user_mistake(&error); }
-    if (!good) { fprintf(stderr, "train_gpt: %s\n", error.text); }
+    if (!good) { exit_alone(task.unwritten ? EXIT_SYSTEM_FAILURE : EXIT_USER_MISTAKE, &error); }
     gguf_close(&task.gguf);
     json_decref(task.chat.root);
     tokenizer_close(&task.codec);
     hf_model_close(&task.model);
-    return good ? 0 : EXIT_SYSTEM_FAILURE;
+    return 0;
 }

@@ -11,10 +11,10 @@ typedef struct MemoryRoom {
 } MemoryRoom;
 
 // Ranks share their host's memory. A plan for a GPU elsewhere knows nothing of its host.
-static inline MemoryRoom memory_room(const Setup *setup) {
-    bool elsewhere = setup->options->gpu_memory > 0;
-    MemoryRoom room = {setup->placement->on_gpu ? placement_room(setup->placement) : 0,
-                       elsewhere ? 0 : memory_available() / (size_t)setup->transport->local_size};
+static inline MemoryRoom memory_room(const Run *run) {
+    bool elsewhere = run->options.gpu_memory > 0;
+    MemoryRoom room = {run->placement.on_gpu ? placement_room(&run->placement) : 0,
+                       elsewhere ? 0 : memory_available() / run->transport.local_size};
     return room;
 }
 
@@ -28,75 +28,63 @@ static inline bool arena_fits(const Arena *arena, const MemoryRoom *room) {
     return (room->gpu == 0 || needs.gpu <= room->gpu) && (room->host == 0 || needs.host <= room->host);
 }
 
-// ---- Trials ---------------------------------------------------------------------------
+// `run` with other options. Only those that it was not set up by may differ: the rule's, the
+// micro-batch's, --seq-len, --recompute and --inner.
+static inline Run *trial_of(const Run *run, const Options *options) {
+    Run *trial = MEMORY_OF(Run, 1);
+    trial->options = *options;
+    trial->B = (int)options->micro_batch;
+    trial->T = (int)options->seq_len;
+    trial->threads = run->threads;
+    trial->placement = run->placement;
+    trial->config = run->config;
+    trial->part = run->part;
+    trial->transport = run->transport;
+    trial->data = run->data;
+    trial->model.settings = run->model.settings;
+    return trial;
+}
 
-// A run with other options: its reservations, without memory. setup: its parts.
-typedef struct Trial {
-    Setup setup;
-    Options options;
-    Placement placement;
-    Scheduler scheduler;
-    Arena arena;
-    Model model;
-    TrainingProblem training;
-    OptimizerTensor *tensors;
-} Trial;
-
-static inline void trial_free(Trial *trial) {
-    if (trial != NULL) {
-        scheduler_free(&trial->scheduler);
-        free(trial->tensors);
-    }
+static inline void trial_free(Run *trial) {
+    if (trial == NULL) { return; }
+    scheduler_free(&trial->scheduler);
+    free(trial->tensors);
     free(trial);
 }
 
-// Only options that the setup of `run` does not depend on may differ: the rule's, the
-// micro-batch's, --seq-len, --recompute and --inner. NULL: with an error.
-static inline Trial *trial_reserve(const Setup *setup, const Options *options, Error *error) {
-    if ((double)options->micro_batch * (double)options->seq_len > MOST_TOKENS_OF_A_MICRO_BATCH) {
+// With its reservations, but without memory. NULL: with an error.
+static inline Run *trial_reserve(const Run *run, const Options *options, Error *error) {
+    if ((double)options->micro_batch * options->seq_len > MOST_TOKENS_OF_A_MICRO_BATCH) {
         error_set(error, "a micro-batch has too many tokens");
         return NULL;
     }
-    Trial *trial = (Trial *)memory_take(1, sizeof *trial);
-    trial->tensors =
-        (OptimizerTensor *)memory_take(2 * (size_t)setup->part->table.count, sizeof(OptimizerTensor));
-    trial->options = *options;
-    trial->placement = *setup->placement;
-    trial->setup = *setup;
-    trial->setup.options = &trial->options;
-    trial->setup.placement = &trial->placement;
-    trial->setup.scheduler = &trial->scheduler;
-    trial->setup.arena = &trial->arena;
-    trial->setup.model = &trial->model;
-    trial->setup.training = &trial->training;
-    trial->setup.tensors = trial->tensors;
-    trial->setup.tensor_count = training_tensors(&setup->part->table, options->decay == DECAY_ALL,
-                                                 options->inner == INNER_MUON, trial->tensors);
-    if (reserve_memory(&trial->setup, error)) { return trial; }
+    Run *trial = trial_of(run, options);
+    choose_tensors(trial);
+    if (reserve_memory(trial, error)) { return trial; }
     trial_free(trial);
     return NULL;
 }
 
-static inline bool fit_try(const Setup *setup, const MemoryRoom *room, const Options *options) {
+static inline bool fit_try(const Run *run, const MemoryRoom *room, const Options *options) {
     Error unused = {""};
-    Trial *trial = trial_reserve(setup, options, &unused);
+    Run *trial = trial_reserve(run, options, &unused);
     bool fits = trial != NULL && arena_fits(&trial->arena, room);
     trial_free(trial);
     return fits;
 }
 
 // The largest --micro-batch with which the run would fit; 0: none.
-static inline int64_t fit_micro_batch(const Setup *setup, const MemoryRoom *room, const Options *options) {
+static inline int64_t fit_micro_batch(const Run *run, const MemoryRoom *room, const Options *options) {
     enum { MOST = 65536 };
     Options trial = *options;
     int64_t least = 0, first_too_large = 1;
-    for (trial.micro_batch = 1; first_too_large <= MOST && fit_try(setup, room, &trial);) {
+    for (trial.micro_batch = 1; first_too_large <= MOST && fit_try(run, room, &trial);) {
         least = first_too_large;
         trial.micro_batch = first_too_large = 2 * first_too_large;
     }
     while (first_too_large - least > 1) {
         trial.micro_batch = (least + first_too_large) / 2;
-        *(fit_try(setup, room, &trial) ? &least : &first_too_large) = trial.micro_batch;
+        *(fit_try(run, room, &trial) ? &least : &first_too_large) = trial.micro_batch;
     }
     return least;
 }
@@ -107,21 +95,21 @@ static inline int64_t fit_micro_batch(const Setup *setup, const MemoryRoom *room
 // --fit: the least recomputation with which a micro-batch is large enough for matrix
 // products to be nearly as fast as they get, and the largest micro-batch that fits. If
 // none is large enough: the largest. False: none fits, or the memory is not known.
-static inline bool fit_options(const Setup *setup, Options *options) {
+static inline bool fit_options(const Run *run, Options *options) {
     const Options asked = *options;
-    MemoryRoom whole = memory_room(setup),
+    MemoryRoom whole = memory_room(run),
                room = {(size_t)(FIT_SHARE * (double)whole.gpu), (size_t)(FIT_SHARE * (double)whole.host)};
-    int64_t tokens = setup->placement->on_gpu ? 8192 : 1024;
+    int64_t tokens = run->placement.on_gpu ? 8192 : 1024;
     int64_t best = 0, enough = (tokens + asked.seq_len - 1) / asked.seq_len;
     bool is_open = asked.recompute == 0;
     int first = is_open ? RECOMPUTE_NONE : asked.recompute - 1, last = is_open ? RECOMPUTE_BLOCK : first;
     if (room.gpu == 0 && room.host == 0) { return false; }
     for (int level = first; level <= last && best < enough; level++) {
         bool on_gpu_only = level != RECOMPUTE_NONE && level != RECOMPUTE_BLOCK;
-        if (on_gpu_only && !setup->placement->on_gpu) { continue; }
+        if (on_gpu_only && !run->placement.on_gpu) { continue; }
         Options trial = asked;
         trial.recompute = 1 + level;
-        int64_t largest = fit_micro_batch(setup, &room, &trial);
+        int64_t largest = fit_micro_batch(run, &room, &trial);
         if (largest <= best) { continue; }
         best = largest;
         *options = trial;
@@ -130,12 +118,9 @@ static inline bool fit_options(const Setup *setup, Options *options) {
     return best > 0;
 }
 
-// ---- Answers --------------------------------------------------------------------------
-
-// Sets options to recompute whole layers. False: they ask for it already, or the program
-// recomputes by itself where that helps.
-static inline bool fit_recompute(const Setup *setup, Options *options) {
-    bool automatic = options->recompute == 0 && setup->placement->on_gpu;
+// Recomputes whole layers. False: options ask for it, or the program does it where it helps.
+static inline bool fit_recompute(const Run *run, Options *options) {
+    bool automatic = options->recompute == 0 && run->placement.on_gpu;
     if (automatic || options->recompute == 1 + RECOMPUTE_BLOCK) { return false; }
     options->recompute = 1 + RECOMPUTE_BLOCK;
     return true;
@@ -145,43 +130,43 @@ enum { FIT_TEXT = 400 };
 
 // Refuses a run, whose memory has been reserved, that does not fit, and says what the user could
 // change. Otherwise the system would promise memory, and kill processes when they use it.
-static inline bool fit_check(const Setup *setup, const MemoryRoom *room, Error *error) {
-    if (arena_fits(setup->arena, room)) { return true; }
-    const Rule *rule = options_rule(setup->options);
-    Options trial = *setup->options;
+static inline bool fit_check(const Run *run, const MemoryRoom *room, Error *error) {
+    if (arena_fits(&run->arena, room)) { return true; }
+    const Rule *rule = options_rule(&run->options);
+    Options trial = run->options;
     char needed[SIZE_TEXT], available[SIZE_TEXT], text[FIT_TEXT] = "";
-    int64_t largest = fit_micro_batch(setup, room, &trial);
+    int64_t largest = fit_micro_batch(run, room, &trial);
     if (largest > 0) { text_join(text, sizeof text, ", ", "--micro-batch %lld fits", (long long)largest); }
-    int64_t largest_of_blocks = fit_recompute(setup, &trial) ? fit_micro_batch(setup, room, &trial) : 0;
-    if (largest_of_blocks >= setup->options->micro_batch) {
+    int64_t largest_of_blocks = fit_recompute(run, &trial) ? fit_micro_batch(run, room, &trial) : 0;
+    if (largest_of_blocks >= run->options.micro_batch) {
         text_join(text, sizeof text, ", ", "--recompute block fits");
     } else if (largest_of_blocks > largest) {
         text_join(text, sizeof text, ", ", "--recompute block with --micro-batch %lld fits",
                   (long long)largest_of_blocks);
     }
-    trial = *setup->options;
-    bool shards = setup->transport->size == 1 || rule_shards(rule); // or another rule would not help
+    trial = run->options;
+    bool shards = run->transport.size == 1 || rule_shards(rule); // or another rule would not help
     for (trial.rule = 0; trial.rule < RULE_COUNT && !shards; trial.rule++) {
-        shards = rule_shards(options_rule(&trial)) && fit_try(setup, room, &trial);
+        shards = rule_shards(options_rule(&trial)) && fit_try(run, room, &trial);
         if (shards) { text_join(text, sizeof text, ", ", "--optimizer %s fits", options_rule(&trial)->name); }
     }
-    trial = *setup->options;
+    trial = run->options;
     trial.micro_batch = 1;
     trial.recompute = 1 + RECOMPUTE_BLOCK;
     for (trial.seq_len /= 2; trial.seq_len >= 16 && text[0] == '\0'; trial.seq_len /= 2) {
-        if (!fit_try(setup, room, &trial)) { continue; }
+        if (!fit_try(run, room, &trial)) { continue; }
         text_join(text, sizeof text, ", ", "--seq-len %lld --micro-batch 1 --recompute block fits",
                   (long long)trial.seq_len);
     }
     if (text[0] == '\0') {
         text_join(text, sizeof text, ", ", "no --micro-batch of %s fits: choose a smaller --model%s",
-                  setup->config->name,
+                  run->config.name,
                   rule_shards(rule) ? ", or more ranks, which share the optimizer's state" : "");
     }
-    MemoryRoom needs = arena_needs(setup->arena);
+    MemoryRoom needs = arena_needs(&run->arena);
     bool of_gpu = room->gpu > 0 && needs.gpu > room->gpu;
     return error_set(error, "%s with --micro-batch %lld needs %s %s for a rank, and %s are available: %s",
-                     setup->config->name, (long long)setup->options->micro_batch,
+                     run->config.name, (long long)run->options.micro_batch,
                      size_text(of_gpu ? needs.gpu : needs.host, needed), of_gpu ? "on the GPU" : "of memory",
                      size_text(of_gpu ? room->gpu : room->host, available), text);
 }

@@ -1,5 +1,4 @@
-// machine_rates.h: what the machines of a run compute in a second: whether bf16 is worth
-// it, and what reports compare the run with.
+// machine_rates.h: is bf16 worth it here, and what rate do reports compare a run with?
 //
 // Where ranks on CPUs might compute in bf16 (--precision bf16, fastest), they measure their matrix
 // products at the model's own shape, and the slowest counts. The peak, of which reports give the
@@ -66,8 +65,7 @@ static inline bool gpu_name_has(const char *name, const char *part) {
     return false;
 }
 
-// The maker's number for a GPU that computes in bf16, in operations a second; NAN: not in
-// the table, or the GPU is not whole.
+// The maker's operations/s of a GPU that computes in bf16; NAN: not known, or not a whole GPU.
 static inline double gpu_peak(const Placement *placement) {
     const char *name = placement->gpu.name;
     bool whole =
@@ -83,8 +81,7 @@ static inline double gpu_peak(const Placement *placement) {
 static inline double find_peak(Run *run) {
     const Placement *placement = &run->placement;
     Precision precision = placement->precision;
-    double operations =
-        (double)run->options.tokens * trained_flops_per_token(&run->part, &run->config, run->T);
+    double operations = run->options.tokens * trained_flops_per_token(&run->part, &run->config, run->T);
     ProductRates rates = placement->own_rates; // of --precision, if it has measured
     double mine = NAN;
     if (placement->on_gpu) {

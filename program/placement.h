@@ -20,12 +20,13 @@ typedef struct Placement {
     ProductRates product_rates; // of the slowest one
     Nccl nccl;
     bool uses_nccl;
-    int product_processors; // of the GPU, that products during an exchange may count on; 0: all
-    int sharing;            // how many ranks compute on this rank's GPU, itself included
-    int ranks_on_gpus;      // how many of all ranks compute on GPUs
-    bool all_cast;          // there are several ranks, and all compute with bf16 casts of the parameters
-    char odd_one[320];      // names a rank whose GPU differs from most ranks'; empty: none
-    char rounding[128];     // what decides how this rank rounds: its device, or its processor and library
+    OptionChoice asked_recompute; // of a plan, before --fit
+    int product_processors;       // of the GPU, that products during an exchange may count on; 0: all
+    int sharing;                  // how many ranks compute on this rank's GPU, itself included
+    int ranks_on_gpus;            // how many of all ranks compute on GPUs
+    bool all_cast;      // there are several ranks, and all compute with bf16 casts of the parameters
+    char odd_one[320];  // names a rank whose GPU differs from most ranks'; empty: none
+    char rounding[128]; // what decides how this rank rounds: its device, or its processor and library
     char device_reason[1100], exchange_reason[256], gpu_exchange_reason[192], recompute_reason[192];
 } Placement;
 
@@ -44,9 +45,9 @@ static inline bool placement_choose_device(Placement *placement, const Options *
     if (options->gpu_memory > 0) { // a plan for a GPU elsewhere
         char size[SIZE_TEXT];
         placement->on_gpu = true;
-        placement->gpu.memory_total = placement->gpu.memory_available = (size_t)options->gpu_memory;
-        snprintf(placement->device_reason, sizeof placement->device_reason, "a GPU with %s, as asked for",
-                 size_text(placement->gpu.memory_total, size));
+        placement->gpu.memory_total = placement->gpu.memory_available = options->gpu_memory;
+        TEXT_PRINT(placement->device_reason, "a GPU with %s, as asked for",
+                   size_text(placement->gpu.memory_total, size));
         return true;
     }
     bool found = !refused && gpu_open(&placement->gpu, local_rank, &reason) &&
@@ -55,16 +56,16 @@ static inline bool placement_choose_device(Placement *placement, const Options *
     placement->on_gpu = found || asked;
     cpu_describe_rounding(placement->rounding);
     if (found) {
-        snprintf(placement->rounding, sizeof placement->rounding, "%.80s, compute capability %d.%d",
-                 placement->gpu.name, placement->gpu.capability / 10, placement->gpu.capability % 10);
+        TEXT_PRINT(placement->rounding, "%.80s, compute capability %d.%d", placement->gpu.name,
+                   placement->gpu.capability / 10, placement->gpu.capability % 10);
         gpu_measure(&placement->gpu); // kernels take memory, too
-        snprintf(placement->device_reason, sizeof placement->device_reason,
-                 "GPU %d of %d, %s, %d processors, %.1f GB free", placement->gpu.number, placement->gpu.count,
-                 placement->gpu.name, placement->gpu.sm_count, (double)placement->gpu.memory_available / 1e9);
+        TEXT_PRINT(placement->device_reason, "GPU %d of %d, %s, %d processors, %.1f GB free",
+                   placement->gpu.number, placement->gpu.count, placement->gpu.name, placement->gpu.sm_count,
+                   (double)placement->gpu.memory_available / 1e9);
     } else {
         placement->gpu.number = asked ? 0 : -1;
-        snprintf(placement->device_reason, sizeof placement->device_reason, "%s (%s)",
-                 asked ? "a GPU" : "CPU", refused || asked ? "as asked for" : reason.text);
+        TEXT_PRINT(placement->device_reason, "%s (%s)", asked ? "a GPU" : "CPU",
+                   refused || asked ? "as asked for" : reason.text);
     }
     return true;
 }
@@ -129,8 +130,8 @@ static inline void placement_choose_exchange(Placement *placement, const Options
                             : "by NCCL's own collectives: bits depend on it and on how GPUs are connected";
     char counts[64];
     groups_describe(hosts, counts, sizeof counts);
-    snprintf(placement->exchange_reason, sizeof placement->exchange_reason, "%s, %s%s", flat ? "flat" : other,
-             counts, flat && helps ? ": several ranks of a host send the same sums over its link" : "");
+    TEXT_PRINT(placement->exchange_reason, "%s, %s%s", flat ? "flat" : other, counts,
+               flat && helps ? ": several ranks of a host send the same sums over its link" : "");
 }
 
 // ---- GPU exchange ---------------------------------------------------------------------
@@ -176,10 +177,9 @@ static inline GpuFleet placement_compare_gpus(Placement *placement, const Hello 
     }
     while (odd < hellos + ranks && strcmp(odd->device, usual->device) == 0) { odd++; }
     if (odd < hellos + ranks) {
-        snprintf(placement->odd_one, sizeof placement->odd_one,
-                 "rank %d on %s computes on %s, %d of %d ranks on %s", (int)(odd - hellos), odd->host,
-                 odd->capability > 0 ? odd->device : "the CPU", most, ranks,
-                 usual->capability > 0 ? usual->device : "the CPU");
+        TEXT_PRINT(placement->odd_one, "rank %d on %s computes on %s, %d of %d ranks on %s",
+                   (int)(odd - hellos), odd->host, odd->capability > 0 ? odd->device : "the CPU", most, ranks,
+                   usual->capability > 0 ? usual->device : "the CPU");
     }
     return fleet;
 }
@@ -225,15 +225,14 @@ static inline bool placement_open_nccl(Placement *placement, const Options *opti
                          ctas, processors, levels, plural(levels), most);
     }
     placement->product_processors = processors - taken; // also without --overlap: bits are the same
-    snprintf(placement->gpu_exchange_reason, sizeof placement->gpu_exchange_reason,
-             "from GPU to GPU by NCCL, which takes at most %d of %d processors; products "
-             "meanwhile count on the others",
-             taken, processors);
+    TEXT_PRINT(placement->gpu_exchange_reason,
+               "from GPU to GPU by NCCL, which takes at most %d of %d processors; products "
+               "meanwhile count on the others",
+               taken, processors);
     return true;
 }
 
-// Why the gradients of this run cannot be sent by NCCL, whose kernels want equal pieces; NULL: they
-// can.
+// Why NCCL, whose kernels want equal pieces, cannot send this run's gradients; NULL: it can.
 static inline const char *placement_uneven(const Options *options) {
     bool whole = options->inner == INNER_MUON && options_rule(options)->kind != RULE_LOCAL;
     return whole ? "with --inner muon ranks own whole matrices, and NCCL is used for equal pieces only"
@@ -285,8 +284,7 @@ static inline bool placement_choose_gpu_exchange(Placement *placement, const Opt
     if (placement->uses_nccl) {
         return placement_open_nccl(placement, options, transport, fleet.buffers, error);
     }
-    snprintf(placement->gpu_exchange_reason, sizeof placement->gpu_exchange_reason, "through host memory: %s",
-             host ? "as asked for" : obstacle);
+    TEXT_PRINT(placement->gpu_exchange_reason, "through host memory: %s", host ? "as asked for" : obstacle);
     return true;
 }
 
@@ -312,8 +310,8 @@ static inline const char *recompute_name(Recompute recompute) {
 
 // Bytes of device memory that the model takes with these settings.
 static inline size_t model_bytes(const ModelConfig *config, const ModelSettings *settings) {
-    Model *model = (Model *)memory_take(1, sizeof *model);
-    Arena *arena = (Arena *)memory_take(1, sizeof *arena);
+    Model *model = MEMORY_OF(Model, 1);
+    Arena *arena = MEMORY_OF(Arena, 1);
     arena->on_gpu = settings->on_gpu;
     model_reserve(model, arena, config, settings);
     size_t bytes = arena->bytes;
@@ -325,8 +323,7 @@ static inline size_t model_bytes(const ModelConfig *config, const ModelSettings 
 // Bytes of the GPU that are this rank's: ranks that share one share its memory, and a
 // twentieth stays free for CUDA itself. 0: there is no GPU here to measure.
 static inline size_t placement_room(const Placement *placement) {
-    return placement->gpu.memory_available / 20 * 19 /
-           (size_t)(placement->sharing > 1 ? placement->sharing : 1);
+    return placement->gpu.memory_available / 20 * 19 / (placement->sharing > 1 ? placement->sharing : 1);
 }
 
 // Fills settings->recompute: the least that fits, or whole layers where nothing does, which
@@ -343,18 +340,18 @@ static inline bool placement_choose_recompute(Placement *placement, const Option
         return error_set(error, "--recompute %s is for GPUs: the CPU program has none and block",
                          recompute_name(settings->recompute));
     }
-    snprintf(placement->recompute_reason, sizeof placement->recompute_reason, "%s",
-             automatic ? "there is no GPU here to fit into" : "as asked for");
+    TEXT_PRINT(placement->recompute_reason, "%s",
+               automatic ? "there is no GPU here to fit into" : "as asked for");
     if (room == 0) { return true; }
     while (automatic && settings->recompute < RECOMPUTE_BLOCK &&
            taken + model_bytes(config, settings) > room) {
         settings->recompute = (Recompute)(settings->recompute + 1);
     }
     size_t needed = taken + model_bytes(config, settings);
-    snprintf(placement->recompute_reason, sizeof placement->recompute_reason, "%s: %.3f of %.3f GB",
-             needed > room ? "does not fit"
-             : automatic   ? "the least that fits"
-                           : "as asked for",
-             (double)needed / 1e9, (double)room / 1e9);
+    TEXT_PRINT(placement->recompute_reason, "%s: %.3f of %.3f GB",
+               needed > room ? "does not fit"
+               : automatic   ? "the least that fits"
+                             : "as asked for",
+               (double)needed / 1e9, (double)room / 1e9);
     return true;
 }

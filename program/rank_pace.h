@@ -1,7 +1,6 @@
 // rank_pace.h: which rank is slow, by how much, and what helps.
 //
-// Ranks that wait for a slow one look as if they waited for the network. How long each takes for a
-// micro-batch tells the two apart.
+// Ranks that wait for a slow one seem to wait for the network: times of micro-batches tell.
 #pragma once
 
 #include "options/options_check.h"
@@ -23,9 +22,9 @@ typedef struct SlowRank {
 // seconds (ranks): of a micro-batch of each.
 static inline SlowRank rank_pace_find(const double *seconds, int ranks) {
     SlowRank slow = {-1, RANK_IS_SLOW};
-    double *sorted = (double *)memory_take((size_t)ranks, sizeof *sorted);
-    memcpy(sorted, seconds, (size_t)ranks * sizeof *sorted);
-    qsort(sorted, (size_t)ranks, sizeof *sorted, numbers_compare);
+    double *sorted = MEMORY_OF(double, ranks);
+    memcpy(sorted, seconds, ranks * sizeof *sorted);
+    qsort(sorted, ranks, sizeof *sorted, numbers_compare);
     double median = sorted[(ranks - 1) / 2];
     for (int rank = 0; rank < ranks && median > 0; rank++) {
         if (!(seconds[rank] / median > slow.factor)) { continue; }
@@ -52,8 +51,7 @@ static inline void rank_pace_list(const Options *options, const double *seconds,
     }
 }
 
-// Prints which rank is slow, and what helps. where: its host, or "" if it is not known. width: of
-// the margin before each line.
+// Prints which rank is slow, and what helps. where: its host, or "". width: of the margin.
 static inline void rank_pace_print(const Options *options, const double *seconds, int ranks, SlowRank slow,
                                    const char *where, int width) {
     enum { MOST = 16 };

@@ -24,8 +24,6 @@
 #include "runtime/log.h"
 #include "scheduler/state.h"
 
-// ---- The report -----------------------------------------------------------------------
-
 // Means are over the commits since the previous report; what is not known is NAN. All are
 // doubles, for one table to point at; whole numbers are exact up to 2^53.
 typedef struct Report {
@@ -37,7 +35,7 @@ typedef struct Report {
     double tokens_per_second;            // over all ranks
     double compute_ms, communication_ms; // per commit, on rank 0
     double exposed_ms;                   // communication that compute had to wait for
-    double steps; // these three are means over so many; of a local rule also the unreported ones
+    double steps; // the three are means over so many; local rules also count those without a report
     // On rank 0: what a micro-batch took, and for how long the thread that drives it had a core.
     double micro_batch_ms, micro_batch_cpu_ms;
     double gradients_per_commit;
@@ -157,7 +155,7 @@ static inline bool curves_append(Log *curves, const Report *report, Error *error
         if (field->first != (i < REPORT_FIELD_COUNT)) { continue; }
         char cell[NUMBER_TEXT_SIZE] = "nan"; // printf may write -nan; gnuplot leaves a gap for nan
         double value = report != NULL ? report_value(report, field) : NAN;
-        if (isfinite(value)) { snprintf(cell, sizeof cell, field->whole ? "%.0f" : "%.9g", value); }
+        if (isfinite(value)) { TEXT_PRINT(cell, field->whole ? "%.0f" : "%.9g", value); }
         text_join(line, sizeof line, "\t", "%s", report != NULL ? cell : field->key);
     }
     strcat(line, "\n");
@@ -170,11 +168,11 @@ static inline void facts_print(FILE *file, const char *path, json_t *value) {
     const char *key;
     json_t *member;
     json_object_foreach(value, key, member) {
-        snprintf(longer, sizeof longer, "%s.%s", path, key);
+        TEXT_PRINT(longer, "%s.%s", path, key);
         facts_print(file, longer, member);
     }
     if (json_is_array(value)) {
-        snprintf(longer, sizeof longer, "%s.0", path);
+        TEXT_PRINT(longer, "%s.0", path);
         fprintf(file, "%s\t%zu\n", path, json_array_size(value));
         facts_print(file, longer, json_array_get(value, 0));
     } else if (value != NULL && !json_is_object(value)) {
@@ -185,32 +183,18 @@ static inline void facts_print(FILE *file, const char *path, json_t *value) {
     }
 }
 
-static inline bool facts_append(Log *facts, json_t *event, Error *error) {
-    char *text = NULL;
-    size_t length = 0;
-    FILE *file = open_memstream(&text, &length);
-    facts_print(file, json_string_value(json_object_get(event, "event")), event);
-    fclose(file);
-    bool written = log_append(facts, text, length, error);
-    free(text);
-    return written;
-}
-
 // Opens the files for appending. A new progress.tsv gets its heading. In a run that goes on an
 // empty line interrupts the curves, and ends a line that a crash of the machine has cut off.
 static inline bool reports_open(Reports *reports, const char *directory, Error *error) {
-    if (!log_open(&reports->log, directory, "log.jsonl", error) ||
-        !log_open(&reports->curves, directory, "progress.tsv", error) ||
-        !log_open(&reports->facts, directory, "run.tsv", error)) {
-        return false;
-    }
-    if (lseek(reports->curves.descriptor, 0, SEEK_END) == 0) {
-        return curves_append(&reports->curves, NULL, error);
-    }
-    return log_append(&reports->curves, "\n", 1, error) && log_append(&reports->facts, "\n", 1, error);
+    return log_open(&reports->log, directory, "log.jsonl", error) &&
+           log_open(&reports->curves, directory, "progress.tsv", error) &&
+           log_open(&reports->facts, directory, "run.tsv", error) &&
+           (lseek(reports->curves.descriptor, 0, SEEK_END) == 0
+                ? curves_append(&reports->curves, NULL, error)
+                : log_append(&reports->curves, "\n", 1, error) &&
+                      log_append(&reports->facts, "\n", 1, error));
 }
 
-// Says once that lines are lost.
 static inline void reports_lose(Reports *reports, int64_t lines, const Error *error) {
     bool is_first = reports->lost_lines == 0;
     reports->lost_lines += lines;
@@ -245,8 +229,14 @@ static inline void reports_close(Reports *reports) {
 // to run.tsv. Releases the event. If one of the files cannot be written, the other one is.
 static inline void report_write(Reports *reports, json_t *event, const Report *row) {
     Error error = {""}, second = {""};
+    char *text = NULL;
+    size_t length = 0;
+    FILE *file = open_memstream(&text, &length);
+    if (row == NULL) { facts_print(file, json_string_value(json_object_get(event, "event")), event); }
+    fclose(file);
     bool listed = row != NULL ? curves_append(&reports->curves, row, &second)
-                              : facts_append(&reports->facts, event, &second);
+                              : log_append(&reports->facts, text, length, &second);
+    free(text);
     bool logged = log_event(&reports->log, event, &error);
     if (!logged || !listed) { reports_lose(reports, 1, logged ? &second : &error); }
 }
@@ -274,7 +264,7 @@ static inline void report_log(Reports *reports, const Report *report) {
     }
     const DataLoader *data = reports->data;
     for (int i = 0; i < report_sources(data); i++) {
-        uint64_t T = (uint64_t)data->sequence_length, samples = (uint64_t)report->tokens / T;
+        uint64_t T = data->sequence_length, samples = (uint64_t)report->tokens / T;
         data_loader_source(data, i, &samples);
         report_add_source(event, "source_tokens", i, json_integer((json_int_t)(samples * T)));
     }
@@ -293,7 +283,7 @@ static inline void report_print_line(const Reports *reports, const Report *repor
         double value = report == NULL ? 0 : report_value(report, field);
         const char *cell = report == NULL ? field->heading : isnan(value) ? field->unknown : text;
         if (cell == text && field->format == NULL) { cell = field->human(value, text); }
-        if (cell == text && field->format != NULL) { snprintf(text, sizeof text, field->format, value); }
+        if (cell == text && field->format != NULL) { TEXT_PRINT(text, field->format, value); }
         fprintf(stream, "%s%*s", space, (int)strlen(field->heading), cell);
         space = " ";
     }
@@ -309,7 +299,6 @@ static inline void report_begin_table(Reports *reports) {
     }
 }
 
-// The heading returns every 20 lines.
 static inline void report_print(Reports *reports, const Report *report) {
     terminal_clear(reports->terminal);
     if (reports->lines++ % 20 == 0) { report_print_line(reports, NULL); }
@@ -355,11 +344,11 @@ static inline void report_window(Reports *reports, double seconds) {
     const Scheduler *s = reports->scheduler;
     const ReportWindow *window = &reports->window;
     const CommitReport *last = &s->report, *sum = &window->sum;
-    double commits = fmax((double)(last->commit - window->from.commit), 1),
-           steps = fmax((double)(s->optimizer.steps - window->from_step), 1);
+    double commits = fmax(last->commit - window->from.commit, 1),
+           steps = fmax(s->optimizer.steps - window->from_step, 1);
     double work = s->gradients_done - window->from_work, tokens = reports->micro_batch_tokens;
     Report report = report_unknown();
-    report.commit = (double)last->commit;
+    report.commit = last->commit;
     // A run that was resumed with other sequences may have done part of a micro-batch.
     report.gradients = floor(last->gradients_done);
     report.tokens = report.gradients * tokens;
@@ -372,7 +361,7 @@ static inline void report_window(Reports *reports, double seconds) {
     report.compute_ms = 1e3 * sum->seconds.compute / steps;
     report.communication_ms = 1e3 * sum->seconds.communication / steps;
     report.exposed_ms = 1e3 * sum->seconds.exposed / steps;
-    double micro_batches = (double)(s->micro_batches_begun - window->from_micro_batches);
+    double micro_batches = s->micro_batches_begun - window->from_micro_batches;
     if (micro_batches > 0) {
         report.micro_batch_ms = 1e3 * sum->seconds.micro_batch / micro_batches;
         report.micro_batch_cpu_ms = 1e3 * sum->seconds.micro_batch_cpu / micro_batches;
@@ -381,8 +370,8 @@ static inline void report_window(Reports *reports, double seconds) {
     report.gradients_per_commit = (last->gradients_done - window->from.gradients_done) / commits;
     report.model_tflops = report.tokens_per_second * reports->token_flops / 1e12;
     report.mfu = report.model_tflops * 1e12 / reports->peak_flops;
-    report.bytes_sent = (double)__atomic_load_n(&s->transport->bytes_sent, __ATOMIC_RELAXED);
-    report.bytes_sent_outside = (double)__atomic_load_n(&s->transport->bytes_sent_outside, __ATOMIC_RELAXED);
+    report.bytes_sent = __atomic_load_n(&s->transport->bytes_sent, __ATOMIC_RELAXED);
+    report.bytes_sent_outside = __atomic_load_n(&s->transport->bytes_sent_outside, __ATOMIC_RELAXED);
     window_begin(reports, seconds);
     report_print(reports, &report);
     if (!reports->is_unwritten && ferror(stdout) != 0) { // the reader of a pipe has gone, or the disk is full
@@ -400,8 +389,8 @@ static inline void report_window(Reports *reports, double seconds) {
 static inline void report_validation(Reports *reports, int64_t tokens, double seconds) {
     int64_t commit = reports->scheduler->optimizer.steps;
     Report row = report_unknown();
-    row.commit = (double)commit;
-    row.tokens = (double)tokens;
+    row.commit = commit;
+    row.tokens = tokens;
     row.seconds = seconds;
     row.validation_loss = reports->validation;
     row.perfect_loss = reports->perfect_validation;

@@ -5,8 +5,6 @@
 #include "checkpoint/save.h"
 #include "program/data.h"
 
-// ---- What checkpoint/ is told about the run -------------------------------------------
-
 static inline void open_checkpoints(Run *run) {
     const Options *options = &run->options;
     uLong sum = 0;
@@ -115,12 +113,12 @@ static inline void begin_checkpoint(Run *run, bool beside) {
     Error error = {""};
     end_checkpoint(run);
     double began = clock_seconds();
-    run->checkpointed.seconds = training_seconds(&run->clock);
+    run->checkpointed.seconds = training_seconds(run);
     run->checkpointed.next_learning_rate = scheduler_learning_rate(s);
     watch_data(run);
     run->checkpointed.data_changed = run->training.data_changed;
     // Each rank makes the steps by itself.
-    if (s->transport->size > 1 && !rule_shards(run->rule)) { check_committed(s, run->rule, false); }
+    if (s->transport->size > 1 && !rule_shards(run->rule)) { check_committed(run, false); }
     bool begun = checkpoint_begin(&run->checkpointed, beside, &error);
     saving->began = clock_seconds(); // the clock of --save-every starts anew
     saving->seconds = saving->began - began;
@@ -159,7 +157,7 @@ static inline int64_t load_newest(Run *run) {
             loads && (checkpointed->transport->rank != 0 || checkpoint_model_is_whole(paths.final, &error));
         if (whole) { return commit; }
         checkpointed->damaged = (int64_t *)memory_grow(
-            checkpointed->damaged, (size_t)(checkpointed->damaged_count + 1) * sizeof *checkpointed->damaged);
+            checkpointed->damaged, (checkpointed->damaged_count + 1) * sizeof *checkpointed->damaged);
         checkpointed->damaged[checkpointed->damaged_count++] = commit;
         if (checkpointed->transport->rank == 0) {
             printf("resumed    %s commit-%lld%s: %s\n", loads ? "from" : "not from", (long long)commit,
@@ -169,8 +167,7 @@ static inline int64_t load_newest(Run *run) {
     }
 }
 
-// --decay-now: from the checkpoint on, which check_resume checks, the rate falls, and the run ends
-// that many tokens later.
+// --decay-now: from the checkpoint on the rate falls, and the run ends that many tokens later.
 static inline bool decay_from_checkpoint(Options *options, Error *error) {
     if (options->decay_now == 0) { return true; }
     options->tokens = (int64_t)ceil(checkpoint_tokens(options->resume)) + options->decay_now;
@@ -193,10 +190,9 @@ static inline bool check_decay(const Run *run, Error *error) {
     const LearningRate *rate = &run->scheduler.settings.rate;
     const char *resume = options->resume;
     int64_t commit = integer_from_json(run->source.manifest, "commit");
-    double before = (double)(options->tokens - options->decay_now);
-    double done = run->scheduler.settings.rate_by_commits
-                      ? (double)commit
-                      : before / (double)(options->micro_batch * options->seq_len);
+    double before = options->tokens - options->decay_now;
+    double done =
+        run->scheduler.settings.rate_by_commits ? commit : before / (options->micro_batch * options->seq_len);
     if (done < rate->warmup) {
         return error_set(error,
                          "--decay-now: at commit %lld of %.300s the rate still rises, for %lld commits: "
@@ -227,7 +223,7 @@ static inline void check_resume(Run *run) {
                (options->decay_now == 0 || check_decay(run, &error));
         options->decay_now = 0;
     }
-    agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
+    agree_or_exit(run, good, EXIT_USER_MISTAKE, &error);
 }
 
 // Adds to remarks which options change bits and are others than in the run that is resumed, and
@@ -262,7 +258,7 @@ static inline void report_resumed(Run *run, const char *resume, bool again) {
     source_find_remarks(&run->source, &run->checkpointed, remarks);
     compare_options(run, remarks, keeping);
     bool exact = remarks[0] == '\0';
-    printf("resumed    from %s at %s %lld; %s%s\n", resume, step_name(run->rule), commit,
+    printf("resumed    from %s at %s %lld; %s%s\n", resume, step_name(run), commit,
            exact ? "exact" : "not exact: ", remarks);
     const char *start = options_start(&run->options);
     if (start[0] != '\0' && run->part.frozen_count == 0) {
@@ -302,7 +298,7 @@ static inline void resume_run(Run *run) {
                       "--resume auto: no checkpoint in %.300s can be loaded, for the reasons above. Repair "
                       "them, or move them away to begin at zero, or choose another --out",
                       run->directory);
-            agree_or_exit(run, EXIT_USER_MISTAKE, &error);
+            agree_or_exit(run, false, EXIT_USER_MISTAKE, &error);
         } else if (commit < 0) {
             if (run_is_main(run)) {
                 printf("resumed    nothing: there is no checkpoint in %s; a new run begins\n\n",
@@ -313,7 +309,7 @@ static inline void resume_run(Run *run) {
         newest = checkpoint_paths(run->directory, commit);
         resume = newest.final;
     } else if (!checkpoint_load(&run->source, &run->checkpointed, resume, &error)) {
-        agree_or_exit(run, EXIT_USER_MISTAKE, &error);
+        agree_or_exit(run, false, EXIT_USER_MISTAKE, &error);
     } else { // a branch starts its own best-loss record; the old run's best checkpoint is elsewhere
         run->checkpointed.best_commit = run->checkpointed.worse = 0;
     }
@@ -323,14 +319,11 @@ static inline void resume_run(Run *run) {
     checkpoint_close(&run->source);
 }
 
-// ---- Rolling back after a spike -------------------------------------------------------
-
 enum { ROLLBACK_PATIENCE = 3 }; // how often a spike may send a run back to the same checkpoint
 
-// The position in the data of the next micro-batch of the least or the most advanced
-// rank, counted in micro-batches of all ranks.
+// Where the next micro-batch of the least or most advanced rank lies, in those of all ranks.
 static inline int64_t data_position(const CheckpointedRun *checkpointed, double (*fold)(double, double)) {
-    double mine = (double)checkpointed->scheduler->micro_batches_begun,
+    double mine = checkpointed->scheduler->micro_batches_begun,
            found = transport_fold(checkpointed->transport, "position in the data", mine, fold);
     return checkpointed->data_base + (int64_t)found * checkpointed->transport->size;
 }
@@ -359,11 +352,11 @@ static inline bool roll_back(Run *run) {
     if (s->spikes.failed) { return false; }
     checkpointed->data_base += position - data_position(checkpointed, fmin);
     run->clock.paused = clock_seconds() - began; // all of this, with what end_checkpoint has already counted
-    continue_reports(run, training_seconds(&run->clock));
+    continue_reports(run, training_seconds(run));
     run->checkpointed.saved_commit = -1; // the checkpoint on disk does not know of the rollback
     if (!run_is_main(run)) { return true; }
     printf("%6lld back to the checkpoint of %s %lld, rollback %.0f; on with new data\n", (long long)from,
-           step_name(run->rule), (long long)commit, rollbacks);
+           step_name(run), (long long)commit, rollbacks);
     fflush(stdout);
     Error error = {""};
     if (!log_append(&run->reports.curves, "\n", 1, &error)) { reports_lose(&run->reports, 1, &error); }

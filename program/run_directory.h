@@ -37,7 +37,7 @@ static inline void run_directory_model_name(const char *model, char name[64]) {
 static inline bool run_directory_check_log(const char *directory, bool resumes, Error *error) {
     struct stat status;
     char log_path[RUN_PATH_SIZE + 16];
-    snprintf(log_path, sizeof log_path, "%s/log.jsonl", directory);
+    TEXT_PRINT(log_path, "%s/log.jsonl", directory);
     return resumes || lstat(log_path, &status) != 0 ||
            error_set(
                error,
@@ -71,12 +71,11 @@ static inline bool run_directory_create(const char *out, const char *model, cons
                                  strerror(errno));
 }
 
-// Locks the directory until this process ends, however it ends: OUT/lock is locked by the
-// system, and names the process for whoever comes second. False: another run holds it. On
-// a file system without locks nothing is locked.
+// Locks OUT/lock until this process ends, however it ends; the file names the process for whoever
+// comes second. False: another run holds it. A file system without locks locks nothing.
 static inline bool run_directory_lock(const char *directory, const char *host, Error *error) {
     char path[RUN_PATH_SIZE + 16], owner[128] = "";
-    snprintf(path, sizeof path, "%.*s/lock", RUN_PATH_SIZE - 1, directory);
+    TEXT_PRINT(path, "%.*s/lock", RUN_PATH_SIZE - 1, directory);
     int descriptor = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666); // stays open
     if (descriptor >= 0 && flock(descriptor, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
         ssize_t length = read(descriptor, owner, sizeof owner - 1);

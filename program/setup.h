@@ -1,23 +1,22 @@
-// setup.h: what is decided before training, in this order: model, length, rates, memory,
+// setup.h: what is decided before training, in this order: model, rates, length, memory,
 // bucket size. (data.h opens the data, between model and length.)
 #pragma once
 
 #include "comm/probe.h"
 #include "program/agreement.h"
 
-// ---- The model, and the numbers that follow from it -----------------------------------
-
 #define MOST_TOKENS_OF_A_MICRO_BATCH 1e9
 
 // What is trained. Frozen tensors must come from somewhere, though a plan need not know where.
-static inline bool choose_part(const Options *options, const ModelConfig *config, TrainedPart *part,
-                               Error *error) {
+static inline bool choose_part(Run *run, Error *error) {
+    const Options *options = &run->options;
+    TrainedPart *part = &run->part;
     TrainedChoice choice = {.freeze = options->freeze,
                             .adapted = options->lora_on,
                             .rank = (int)options->lora_rank,
                             .alpha = options->lora_alpha};
     const char *start = options_start(options);
-    if (!trained_part_make(part, config, &choice, error)) { return false; }
+    if (!trained_part_make(part, &run->config, &choice, error)) { return false; }
     if (part->frozen_count == 0 || options->command == COMMAND_PLAN) { return true; }
     if (start[0] == '\0') {
         return error_set(error, "--%s needs a model that is trained: give --finetune DIR or --from DIR",
@@ -29,31 +28,34 @@ static inline bool choose_part(const Options *options, const ModelConfig *config
                      start);
 }
 
+// How the optimizer sees the tensors of what is trained.
+static inline void choose_tensors(Run *run) {
+    const ParameterTable *table = &run->part.table;
+    run->tensors = MEMORY_OF(OptimizerTensor, 2 * table->count);
+    run->tensor_count = training_tensors(table, run->options.decay == DECAY_ALL,
+                                         run->options.inner == INNER_MUON, run->tensors);
+}
+
 static inline bool choose_model(Run *run, Error *error) {
     Options *options = &run->options;
     const char *start = options_start(options);
-    if (start[0] != '\0' && !hf_model_check_directory(start, error)) { return false; }
-    // Every rank checks what it reads, but only when there is a run directory already.
-    if (start[0] != '\0' && run_is_main(run) && !file_sums_check(start, error)) { return false; }
-    // Adapters are of another directory's model, and peft's have no config.json.
-    char base[PATH_MAX];
+    char base[PATH_MAX]; // adapters are of another directory's model, and peft's have no config.json
     Adapters adapters;
-    bool adapted = start[0] != '\0' && hf_model_has(start, ADAPTERS_CONFIG);
-    if (adapted &&
-        !(adapters_read_config(start, &adapters, base, error) && hf_model_check_directory(base, error))) {
-        return false;
-    }
-    if (!model_find(adapted ? base : options_model(options), &run->config, error)) { return false; }
+    bool starts = start[0] != '\0', adapted = starts && hf_model_has(start, ADAPTERS_CONFIG);
+    // Every rank checks what it reads, but only when there is a run directory already.
+    bool good = (!starts || hf_model_check_directory(start, error)) &&
+                (!starts || !run_is_main(run) || file_sums_check(start, error)) &&
+                (!adapted || (adapters_read_config(start, &adapters, base, error) &&
+                              hf_model_check_directory(base, error)));
+    if (!good || !model_find(adapted ? base : options_model(options), &run->config, error)) { return false; }
     int positions = run->config.positions;
     if (options->seq_len > positions) {
         return error_set(error, "--seq-len %lld is longer than the %d positions of %s: use at most %d",
                          (long long)options->seq_len, positions, run->config.name, positions);
     }
     TrainedPart *part = &run->part;
-    if (!choose_part(options, &run->config, part, error)) { return false; }
-    run->tensors = (OptimizerTensor *)memory_take(2 * (size_t)part->table.count, sizeof *run->tensors);
-    run->tensor_count = training_tensors(&part->table, options->decay == DECAY_ALL,
-                                         options->inner == INNER_MUON, run->tensors);
+    if (!choose_part(run, error)) { return false; }
+    choose_tensors(run);
     if (options_leave(options, &options->micro_batch)) {
         options->micro_batch = part->model.parameter_count < 5000000 ? 1 : 8;
     }
@@ -62,7 +64,7 @@ static inline bool choose_model(Run *run, Error *error) {
     run->T = (int)options->seq_len;
     // What follows counts tokens and elements in int and int64_t.
     double per_rank = (double)run->B * run->T,
-           per_commit = per_rank * (double)options_total_accumulate(options, run->transport.size);
+           per_commit = per_rank * options_total_accumulate(options, run->transport.size);
     if (per_rank > MOST_TOKENS_OF_A_MICRO_BATCH || per_commit > 1e15) {
         return error_set(
             error,
@@ -81,21 +83,20 @@ static inline int64_t nominal_tokens_per_commit(const Run *run) {
 // --epochs are not counted yet, a warm-up that is a part of them is not either.
 static inline bool choose_rates(Run *run, Error *error) {
     Options *options = &run->options;
-    double parameters = (double)run->part.table.parameter_count;
+    double parameters = run->part.table.parameter_count;
     int64_t per_commit = nominal_tokens_per_commit(run);
     bool finetunes = options->finetune[0] != '\0';
     if (options_leave(options, &options->learning_rate)) {
-        // Larger models want smaller rates: GPT-3's table (Brown et al., 2020, table 2.1), and our
-        // own measurement for the tiny ones. Fine-tuning takes a tenth: ACCO's paper, for 2.7B,
-        // 2e-5.
+        // Larger models want smaller rates: GPT-3's table (Brown et al., 2020, table 2.1), our own
+        // measurement for tiny ones. Fine-tuning takes a tenth (ACCO's paper, for 2.7B: 2e-5).
         double rate = parameters < 5e6     ? 2e-3
                       : parameters < 60e6  ? 1e-3
                       : parameters < 250e6 ? 6e-4
                       : parameters < 900e6 ? 3e-4
                                            : 1.6e-4;
         options->learning_rate = finetunes ? rate / 10 : rate;
-        snprintf(run->rate_reason, sizeof run->rate_reason, ", chosen for %s%.3g M parameters",
-                 finetunes ? "fine-tuning " : "", parameters / 1e6);
+        TEXT_PRINT(run->rate_reason, ", chosen for %s%.3g M parameters", finetunes ? "fine-tuning " : "",
+                   parameters / 1e6);
     }
     if (options->schedule != SCHEDULE_CONSTANT && options_leave(options, &options->minimum_learning_rate)) {
         options->minimum_learning_rate = options->learning_rate / 10;
@@ -114,7 +115,7 @@ static inline bool choose_rates(Run *run, Error *error) {
         if (run->rule->configure != NULL) { run->rule->configure(options_of_rule(options), &settings); }
         double momentum = fmax(settings.local.outer_nesterov.momentum, settings.local.outer_momentum.beta);
         int64_t remembered = momentum > 0 ? (int64_t)ceil(settings.local.steps / (1 - momentum)) : 0;
-        options->warmup = (int64_t)fmax((double)share, (double)int64_min(remembered, commits / 3));
+        options->warmup = (int64_t)fmax(share, int64_min(remembered, commits / 3));
     }
     if (options_leave(options, &options->sequential)) { options->sequential = options->warmup; }
     return options->minimum_learning_rate <= options->learning_rate ||
@@ -122,8 +123,7 @@ static inline bool choose_rates(Run *run, Error *error) {
                      options->minimum_learning_rate, options->learning_rate);
 }
 
-// Tokens of one pass over the data; 0: endless, not known yet, or of sources with epochs of their
-// own.
+// Tokens of one pass over the data; 0: endless, not known yet, or each source has its own epochs.
 static inline double tokens_per_epoch(const DataLoader *data) {
     return data->source_count > 1 ? 0 : (double)data->training_windows * data->sequence_length;
 }
@@ -149,53 +149,11 @@ static inline bool choose_length(Run *run, Error *error) {
     return choose_rates(run, error) && options_check_ranks(options, run->transport.size, run->T, error);
 }
 
-// ---- The schedule, and memory ---------------------------------------------------------
-
-// What the schedule and the memory of a run follow from, and where they are written. A
-// plan tries other options: its trials (fit.h) have a copy of what they change.
-typedef struct Setup {
-    const Options *options; // with --micro-batch, --seq-len and --optimizer chosen
-    const ModelConfig *config;
-    TrainedPart *part;
-    const OptimizerTensor *tensors; // (tensor_count)
-    int tensor_count, threads;
-    const DataLoader *data;
-    const int64_t *data_base; // TrainingProblem::data_base
-    Transport *transport;
-    Placement *placement; // how much is recomputed is chosen here
-    Scheduler *scheduler;
-    Arena *arena;
-    Model *model;
-    TrainingProblem *training;
-} Setup;
-
-static inline Setup setup_of_run(Run *run) {
-    Setup setup = {.options = &run->options,
-                   .config = &run->config,
-                   .part = &run->part,
-                   .tensors = run->tensors,
-                   .tensor_count = run->tensor_count,
-                   .threads = run->threads.threads,
-                   .data = &run->data,
-                   .data_base = &run->checkpointed.data_base,
-                   .transport = &run->transport,
-                   .placement = &run->placement,
-                   .scheduler = &run->scheduler,
-                   .arena = &run->arena,
-                   .model = &run->model,
-                   .training = &run->training};
-    return setup;
-}
-
-static inline double setup_micro_batch_tokens(const Setup *setup) {
-    return (double)setup->options->micro_batch * (double)setup->options->seq_len;
-}
-
 // The settings that follow from the length of the run.
 static inline void choose_schedule(const Options *options, int ranks, SchedulerSettings *settings) {
     bool by_commits = options->learning_rate_by == RATE_BY_COMMITS;
-    double per_commit = (double)options_total_accumulate(options, ranks), step = by_commits ? 1 : per_commit;
-    double micro_batch = (double)(options->micro_batch * options->seq_len);
+    double per_commit = options_total_accumulate(options, ranks), step = by_commits ? 1 : per_commit;
+    double micro_batch = options->micro_batch * options->seq_len;
     double total = (double)options->tokens / micro_batch, counted = by_commits ? per_commit : 1;
     settings->target = ceil(total);
     settings->sequential = options->sequential;
@@ -205,7 +163,7 @@ static inline void choose_schedule(const Options *options, int ranks, SchedulerS
         .peak = options->learning_rate,
         .minimum = options->minimum_learning_rate,
         .step = step,
-        .warmup = (double)options->warmup * step,
+        .warmup = options->warmup * step,
         .total = total / counted,
         // All that is left by the warm-up, where it is not given.
         .decay =
@@ -213,12 +171,12 @@ static inline void choose_schedule(const Options *options, int ranks, SchedulerS
     settings->rate = rate;
 }
 
-static inline SchedulerSettings choose_settings(const Setup *setup) {
-    const Options *options = setup->options;
+static inline SchedulerSettings choose_settings(Run *run) {
+    const Options *options = &run->options;
     const Rule *rule = options_rule(options);
-    const Transport *transport = setup->transport;
-    Placement *placement = setup->placement;
-    uint64_t seed = (uint64_t)options->seed;
+    const Transport *transport = &run->transport;
+    Placement *placement = &run->placement;
+    uint64_t seed = options->seed;
     int own = options_rank_accumulate(options, transport->rank);
     SchedulerSettings settings = {
         .kind = rule->kind,
@@ -237,12 +195,12 @@ static inline SchedulerSettings choose_settings(const Setup *setup) {
                       .weight_decay = options->weight_decay,
                       .muon_momentum = options->muon_momentum,
                       .muon_iterations = (int)options->muon_iterations,
-                      .tensors = setup->tensors,
-                      .tensor_count = setup->tensor_count,
+                      .tensors = run->tensors,
+                      .tensor_count = run->tensor_count,
                       .moments = (Precision)options->moments,
                       // Moments are rounded at random: ranks that step by themselves do it in
                       // different ways, so the mean over the ranks is more exact.
-                      .seed = rule->kind == RULE_LOCAL ? random_hash(seed, (uint64_t)transport->rank) : seed,
+                      .seed = rule->kind == RULE_LOCAL ? random_hash(seed, transport->rank) : seed,
                       .precision = placement->precision},
         .local = {.fragments = 1},
         .device = {.gpu = placement_gpu(placement),
@@ -253,8 +211,8 @@ static inline SchedulerSettings choose_settings(const Setup *setup) {
     if (rule->configure != NULL) { rule->configure(options_of_rule(options), &settings); }
     // Casts travel in twos, which must not belong to two ranks.
     bool in_twos = true;
-    for (int i = 0; i < setup->part->table.count && options->inner != INNER_ADAMW; i++) {
-        in_twos = in_twos && setup->part->table.entries[i].offset % 2 == 0;
+    for (int i = 0; i < run->part.table.count && options->inner != INNER_ADAMW; i++) {
+        in_twos = in_twos && run->part.table.entries[i].offset % 2 == 0;
     }
     settings.gathers_casts =
         placement->all_cast && rule_shards(rule) && settings.wire == WIRE_FP32 && in_twos;
@@ -263,74 +221,74 @@ static inline SchedulerSettings choose_settings(const Setup *setup) {
 }
 
 // Reserves everything that a run allocates. Whether there is as much memory fit.h asks.
-static inline bool reserve_memory(const Setup *setup, Error *error) {
-    const Options *options = setup->options;
-    Placement *placement = setup->placement;
-    Arena *arena = setup->arena;
-    SchedulerSettings settings = choose_settings(setup);
-    ModelSettings model = {.B = (int)options->micro_batch,
-                           .T = (int)options->seq_len,
-                           .threads = setup->threads,
+static inline bool reserve_memory(Run *run, Error *error) {
+    const Options *options = &run->options;
+    Placement *placement = &run->placement;
+    Arena *arena = &run->arena;
+    SchedulerSettings settings = choose_settings(run);
+    ModelSettings model = {.B = run->B,
+                           .T = run->T,
+                           .threads = run->threads.threads,
                            .on_gpu = placement->on_gpu,
                            .precision = placement->precision,
                            .given_weights = settings.keeps_casts,
-                           .part = setup->part->frozen_count > 0 ? setup->part : NULL,
+                           .part = run->part.frozen_count > 0 ? &run->part : NULL,
                            .fp8 = placement->fp8};
-    if (options->attend == ATTEND_DOCUMENT) { model.separator = &setup->data->separator; }
-    bool slow = options->slow_rank == setup->transport->rank;
-    TrainingProblem training = {.transport = setup->transport,
-                                .model = setup->model,
-                                .table = &setup->part->table,
-                                .data = setup->data,
+    if (options->attend == ATTEND_DOCUMENT) { model.separator = &run->data.separator; }
+    bool slow = options->slow_rank == run->transport.rank;
+    TrainingProblem training = {.transport = &run->transport,
+                                .model = &run->model,
+                                .table = &run->part.table,
+                                .data = &run->data,
                                 .B = model.B,
                                 .T = model.T,
-                                .data_base = setup->data_base,
+                                .data_base = &run->checkpointed.data_base,
                                 .slow_seconds = slow ? options->slow_ms / 1e3 : 0};
-    *setup->training = training;
-    Problem problem = {.self = setup->training,
+    run->training = training;
+    Problem problem = {.self = &run->training,
                        .parameter_count = training.table->parameter_count,
                        .tokens = (double)model.B * model.T,
                        .micro_batch = training_micro_batch,
-                       .copy = &setup->model->copy,
+                       .copy = &run->model.copy,
                        .layer_begins = training.table->layer_begins,
                        .layer_count = training.table->layers};
     arena->on_gpu = placement->on_gpu;
-    scheduler_reserve(setup->scheduler, arena, &settings, &problem, setup->transport);
-    training_reserve(setup->training, arena);
-    if (!placement_check_shapes(placement, setup->config, model.B, model.T, error) ||
-        !placement_choose_recompute(placement, options, setup->config, arena->bytes, &model, error)) {
+    scheduler_reserve(&run->scheduler, arena, &settings, &problem, &run->transport);
+    training_reserve(&run->training, arena);
+    if (!placement_check_shapes(placement, &run->config, model.B, model.T, error) ||
+        !placement_choose_recompute(placement, options, &run->config, arena->bytes, &model, error)) {
         return false;
     }
-    model_reserve(setup->model, arena, setup->config, &model);
+    model_reserve(&run->model, arena, &run->config, &model);
     return true;
 }
 
-// Chooses how many bytes of gradients travel together during the backward pass. After it the last
-// bucket is still to be sent, and each costs a latency: with n buckets of an exchange of C seconds
-// C / n + n * latency, least at n = sqrt(C / latency). supposed: the link of a plan; NULL: all
+// Chooses how many bytes of gradients travel together in the backward pass. After it the last
+// bucket is still to be sent, and each costs a latency: n buckets of an exchange of C seconds take
+// C / n + n * latency, least at n = sqrt(C / latency). supposed: a plan's link; NULL: all
 // ranks measure theirs.
-static inline void bucket_for_link(Scheduler *s, const Options *options, const Placement *placement,
-                                   const LinkMeasure *supposed, char reason[160]) {
-    SchedulerSettings *settings = &s->settings;
-    double bytes = (double)layout_padded(&s->layout) * sizeof(float), ranks = s->transport->size;
+static inline void bucket_for_link(Run *run, const LinkMeasure *supposed) {
+    SchedulerSettings *settings = &run->scheduler.settings;
+    const Layout *layout = &run->scheduler.layout;
+    double bytes = (double)layout_padded(layout) * sizeof(float), ranks = run->transport.size;
     if (settings->kind != RULE_SYNCHRONOUS || ranks == 1) { return; }
-    settings->bucket_bytes = (size_t)(options->bucket_mb * 1e6);
-    snprintf(reason, 160, "as asked for");
+    settings->bucket_bytes = (size_t)(run->options.bucket_mb * 1e6);
+    TEXT_PRINT(run->bucket_reason, "as asked for");
     if (settings->bucket_bytes > 0) { return; }
-    if (placement->uses_nccl) {
-        settings->bucket_bytes = placement->nccl.buffer_limit;
-        snprintf(reason, 160, "what fits into NCCL's message buffers");
+    if (run->placement.uses_nccl) {
+        settings->bucket_bytes = run->placement.nccl.buffer_limit;
+        TEXT_PRINT(run->bucket_reason, "what fits into NCCL's message buffers");
         return;
     }
-    LinkMeasure link = supposed != NULL ? *supposed : link_measure(s->transport, false);
+    LinkMeasure link = supposed != NULL ? *supposed : link_measure(&run->transport, false);
     double share = (double)wire_bytes(settings->wire, WIRE_BLOCK) / (WIRE_BLOCK * sizeof(float));
     double passes = settings->replicated ? 2 : 1;
     double seconds = passes * bytes * share * (ranks - 1) / ranks / link.rate;
     // A bucket costs more than its messages: its exchange begins and ends by itself, with
     // threads that must be woken (dev/results/simulation-2026-11-22.md).
     double latency = fmax(link.latency, 300e-6);
-    double buckets = fmin(fmax(sqrt(seconds / (passes * latency)), 1), (double)s->layout.cells);
+    double buckets = fmin(fmax(sqrt(seconds / (passes * latency)), 1), layout->cells);
     settings->bucket_bytes = (size_t)(bytes / buckets);
-    snprintf(reason, 160, "measured: %.3g us a message, %.3g MB/s; %.3g s for all of it", 1e6 * link.latency,
-             link.rate / 1e6, seconds);
+    TEXT_PRINT(run->bucket_reason, "measured: %.3g us a message, %.3g MB/s; %.3g s for all of it",
+               1e6 * link.latency, link.rate / 1e6, seconds);
 }

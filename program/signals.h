@@ -75,9 +75,7 @@ static inline void signal_watch_report(const SignalWatch *watch, bool first) {
         if (here && kill(hellos[rank].pid, 0) != 0 && errno == ESRCH) { lost = rank; }
         all_live = all_live && here && lost < 0;
     }
-    if (lost >= 0) {
-        snprintf(gone, sizeof gone, " because rank %d here, process %d, is gone", lost, hellos[lost].pid);
-    }
+    if (lost >= 0) { TEXT_PRINT(gone, " because rank %d here, process %d, is gone", lost, hellos[lost].pid); }
     fprintf(
         stderr,
         "train_gpt: [rank %d of %d on %s, commit %lld] ended from outside%s; the latest operation between "
@@ -91,9 +89,8 @@ static inline void signal_watch_report(const SignalWatch *watch, bool first) {
                 "train_gpt: %s; --save-every 10m saves a run on the way, --resume auto continues it\n",
                 signal_watch_lost(watch, text));
     } else if (advises && first && all_live && getenv("OMPI_COMM_WORLD_SIZE") != NULL) {
-        // Open MPI's mpirun passes every wish to end on as SIGTERM, and sends SIGKILL a second
-        // later. Version 5 no longer forwards what ranks say by then: whoever pressed Ctrl-C is
-        // told on the terminal itself.
+        // mpirun passes every wish to end on as SIGTERM, and SIGKILL a second later. Version 5 no
+        // longer forwards what ranks say by then: the terminal tells whoever pressed Ctrl-C.
         FILE *heard = getenv("PRTE_LAUNCHED") != NULL ? fopen("/dev/tty", "w") : NULL;
         fprintf(heard != NULL ? heard : stderr,
                 "train_gpt: mpirun leaves its ranks a second or less to save; started with scripts/launch "

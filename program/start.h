@@ -1,5 +1,4 @@
-// start.h: from what was chosen to a run that can train: its directory and files, memory,
-// threads, first parameters, streams.
+// start.h: from choices to a run that can train: files, memory, threads, parameters, streams.
 //
 // The order matters: the directory exists before memory is filled, so that a mistake in
 // --out costs nothing; emulated delays begin after the ranks' clocks were compared.
@@ -8,10 +7,11 @@
 #include "program/machine_rates.h"
 #include "program/setup.h"
 
-static inline bool save_configuration(const Options *options, const char *directory, Error *error) {
+// On rank 0.
+static inline bool save_configuration(const Run *run, Error *error) {
     char path[RUN_PATH_SIZE + 16];
-    snprintf(path, sizeof path, "%s/config.json", directory);
-    return options_save_file(options, path, error);
+    TEXT_PRINT(path, "%s/config.json", run->directory);
+    return !run_is_main(run) || options_save_file(&run->options, path, error);
 }
 
 // Rank 0 makes the run directory, and all ranks learn its name.
@@ -26,12 +26,11 @@ static inline void open_run_directory(Run *run) {
                run_directory_lock(run->directory, run->transport.host, &error) &&
                run_directory_check_log(run->directory, resumes, &error);
     }
-    agree_or_exit(run, made ? 0 : EXIT_USER_MISTAKE, &error);
+    agree_or_exit(run, made, EXIT_USER_MISTAKE, &error);
     share_from_rank_zero(&run->transport, "sharing", run->directory, sizeof run->directory);
     // A run that ends while it tokenizes goes on with its options, too.
-    made = !run_is_main(run) || hf_model_has(run->directory, "config.json") ||
-           save_configuration(&run->options, run->directory, &error);
-    agree_or_exit(run, made ? 0 : EXIT_SYSTEM_FAILURE, &error);
+    made = hf_model_has(run->directory, "config.json") || save_configuration(run, &error);
+    agree_or_exit(run, made, EXIT_SYSTEM_FAILURE, &error);
 }
 
 // Where first parameters wait on their way to a GPU, or to another precision.
@@ -51,15 +50,14 @@ static inline void staging_copy(const Staging *staging, Real *to, size_t count, 
     stream_settle(staging->stream);
 }
 
-// Reads the model that training begins with, tensor by tensor: trained tensors go to target, in
-// the scheduler's order, frozen ones to their own place. The file is mapped, so the ranks of a
-// host read the disk once.
+// Reads the model that training begins with, tensor by tensor: trained ones go to target, in the
+// scheduler's order, frozen ones to their place. The file is mapped: a host reads the disk once.
 static inline void read_start(Run *run, const Staging *staging, float *target) {
     const TrainedPart *part = &run->part;
     Error error = {""};
     bool good = hf_model_open(&run->base, options_start(&run->options), &error);
     uLong sum = 0;
-    agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
+    agree_or_exit(run, good, EXIT_USER_MISTAKE, &error);
     for (int i = 0; i < part->model.count; i++) {
         const TensorPlace *place = &part->places[i];
         size_t count = part->model.entries[i].count;
@@ -72,16 +70,15 @@ static inline void read_start(Run *run, const Staging *staging, float *target) {
         staging_copy(staging, real_at(part->frozen, place->frozen, precision), count, precision);
         sum = crc32_z(sum, (const Bytef *)staging->host, count * sizeof(float));
     }
-    int64_t mine = run->checkpointed.frozen_sum = (int64_t)sum, first = mine;
+    int64_t mine = run->checkpointed.frozen_sum = sum, first = mine;
     share_from_rank_zero(&run->transport, "first parameters", &first, sizeof first);
     good = first == mine || error_set(&error, "rank %d reads another model in %.300s than rank 0",
                                       run->transport.rank, options_start(&run->options));
-    agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
+    agree_or_exit(run, good, EXIT_USER_MISTAKE, &error);
     if (part->frozen_count == 0) { hf_model_close(&run->base); }
 }
 
-// The first parameters, of a model on disk or random: the same on all ranks. Adapters begin
-// at random.
+// The first parameters, of a model on disk or random: the same on all ranks. Adapters are random.
 static inline void initialize_parameters(Run *run) {
     const ParameterTable *table = &run->part.table, *model = &run->part.model;
     bool reads = options_start(&run->options)[0] != '\0', random = !reads || run->part.rank > 0;
@@ -90,10 +87,10 @@ static inline void initialize_parameters(Run *run) {
     float *target = scheduler_first_parameters(&run->scheduler);
     Stream stream = {.queue = run->placement.on_gpu ? gpu_queue_create(false) : NULL};
     Staging staging = {.stream = &stream,
-                       .host = (float *)memory_take(most, sizeof(float)),
+                       .host = MEMORY_OF(float, most),
                        .converted = (Real *)memory_take(most, sizeof(uint16_t))};
     if (random) {
-        parameters_initialize(table, (uint64_t)run->options.seed, run->pool, staging.host);
+        parameters_initialize(table, run->options.seed, run->pool, staging.host);
         staging_copy(&staging, as_reals(target), table->parameter_count, PRECISION_FP32);
     }
     if (reads) { read_start(run, &staging, target); }
@@ -112,10 +109,10 @@ static inline void prepare_model_task(void *context, Stream *stream) {
 static inline void start_run(Run *run) {
     Transport *transport = &run->transport;
     Error error = {""};
-    bool opened = !run_is_main(run) || (save_configuration(&run->options, run->directory, &error) &&
-                                        reports_open(&run->reports, run->directory, &error));
-    bool good = opened && arena_commit(&run->arena, &error);
-    agree_or_exit(run, good ? 0 : EXIT_SYSTEM_FAILURE, &error);
+    bool good = save_configuration(run, &error) &&
+                (!run_is_main(run) || reports_open(&run->reports, run->directory, &error)) &&
+                arena_commit(&run->arena, &error);
+    agree_or_exit(run, good, EXIT_SYSTEM_FAILURE, &error);
     bool may_spin = run->threads.threads * transport->local_size <= run->threads.cores;
     run->pool = thread_pool_create(run->threads.threads, may_spin);
     initialize_parameters(run);
@@ -123,8 +120,8 @@ static inline void start_run(Run *run) {
     bool traced = run->options.trace[0] != '\0';
     if (traced) { run->clock_at_start = trace_measure_clock(transport, clock_seconds); }
     transport->chaos_seconds = run->options.chaos_ms / 1e3;
-    emulate_network(transport, &run->options);
-    bucket_for_link(&run->scheduler, &run->options, &run->placement, NULL, run->bucket_reason);
+    emulate_network(run);
+    bucket_for_link(run, NULL);
     scheduler_start(&run->scheduler, run->pool, traced);
     check_replicas(&run->scheduler, scheduler_weights(&run->scheduler), weights_bytes(&run->scheduler));
     scheduler_call(&run->scheduler, run->scheduler.compute, prepare_model_task, run);

@@ -4,8 +4,8 @@
 
 #include <sys/ioctl.h>
 
+#include "runtime/errors.h"
 #include "runtime/numbers.h"
-#include "runtime/system.h"
 
 // Seconds of silence after which a line says how far the program has come, if the output is
 // no screen. While it trains there are reports, as often as the user wants them.
@@ -16,8 +16,6 @@ enum {
     PROGRESS_TEXT_SIZE = 192, // of a bar, or of the line in its place
     TERMINAL_COLUMNS = 80     // of a screen that does not say how wide it is
 };
-
-// ---- Numbers for people ---------------------------------------------------------------
 
 // Parts of a commit's time: 0.6ms, 22.1ms, 123ms, 1.23s, 45.6s, 123s.
 static inline const char *human_milliseconds(double value, char text[NUMBER_TEXT_SIZE]) {
@@ -42,8 +40,6 @@ static inline const char *human_duration(double seconds, char text[NUMBER_TEXT_S
     }
     return text;
 }
-
-// ---- The bar --------------------------------------------------------------------------
 
 typedef struct Terminal {
     FILE *stream;
@@ -100,12 +96,12 @@ static inline void terminal_bar(Terminal *terminal, const Progress *progress, do
     static const char line[] = "========================================";
     char text[PROGRESS_TEXT_SIZE];
     char have[NUMBER_TEXT_SIZE], all[NUMBER_TEXT_SIZE], left[NUMBER_TEXT_SIZE];
-    double share = fmin(fmax((double)progress->done / (double)progress->total, 0), 1);
+    double share = fmin(fmax((double)progress->done / progress->total, 0), 1);
     double seconds_left = progress->done > 0 ? progress->seconds * (1 - share) / share : NAN;
-    int length = snprintf(text, sizeof text, "%3.0f %%  %.40s%.31s of %.31s %.20s, %.31s left", 100 * share,
-                          progress->what, human_count((double)progress->done, have),
-                          human_count((double)progress->total, all), progress->unit,
-                          human_duration(seconds_left, left));
+    int length =
+        TEXT_PRINT(text, "%3.0f %%  %.40s%.31s of %.31s %.20s, %.31s left", 100 * share, progress->what,
+                   human_count(progress->done, have), human_count(progress->total, all), progress->unit,
+                   human_duration(seconds_left, left));
     // For brackets, the head and a blank; some terminals wrap at the last column.
     int width = (int)int64_min(terminal->columns - length - 6, 39), done = (int)(share * width);
     if (!terminal->interactive) {

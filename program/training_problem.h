@@ -33,8 +33,7 @@ typedef struct TrainingProblem {
 } TrainingProblem;
 
 static inline void training_reserve(TrainingProblem *training, Arena *arena) {
-    size_t bytes = (size_t)training->B * (size_t)training->T * sizeof(int32_t),
-           next = arena->on_gpu ? bytes : 0;
+    size_t bytes = (size_t)training->B * training->T * sizeof(int32_t), next = arena->on_gpu ? bytes : 0;
     const ArenaRow rows[] = {
         {MEMORY_WORKSPACE, "tokens", bytes, &training->batch.tokens},
         {MEMORY_WORKSPACE, "targets", bytes, &training->batch.targets},
@@ -46,8 +45,8 @@ static inline void training_reserve(TrainingProblem *training, Arena *arena) {
 
 // The first sample, in the global order, of micro-batch `index` of this rank.
 static inline uint64_t training_first_sample(const TrainingProblem *training, uint64_t index) {
-    uint64_t ranks = (uint64_t)training->transport->size, rank = (uint64_t)training->transport->rank;
-    return ((uint64_t)*training->data_base + index * ranks + rank) * (uint64_t)training->B;
+    uint64_t ranks = training->transport->size, rank = training->transport->rank;
+    return (*training->data_base + index * ranks + rank) * training->B;
 }
 
 static inline bool training_fill(const TrainingProblem *training, Batch *batch, uint64_t first_sample,
@@ -73,7 +72,7 @@ static inline MicroBatchResult training_micro_batch(void *self, Stream *stream, 
     Model *model = training->model;
     Batch *batch = &training->batch, *next = &training->next_batch;
     uint64_t first_sample = training_first_sample(training, index);
-    size_t count = (size_t)training->B * (size_t)training->T;
+    size_t count = (size_t)training->B * training->T;
     Error error = {""}, unused = {""};
     if (next->is_filled && next->first_sample == first_sample) {
         Batch used = *batch;
@@ -107,10 +106,10 @@ static inline int training_tensors(const ParameterTable *table, bool decays_all,
     for (int i = 0; i < table->count; i++) {
         const ParameterInfo *entry = &table->entries[i];
         bool whole = muon && entry->is_projection;
-        size_t part = entry->count / (size_t)entry->stacked;
+        size_t part = entry->count / entry->stacked;
         for (int k = 0; k < entry->stacked; k++) {
-            OptimizerTensor tensor = {.begin = entry->offset + (size_t)k * part,
-                                      .end = entry->offset + (size_t)(k + 1) * part,
+            OptimizerTensor tensor = {.begin = entry->offset + k * part,
+                                      .end = entry->offset + (k + 1) * part,
                                       .decays = entry->is_matrix || decays_all,
                                       .rows = whole ? entry->rows / entry->stacked : 0,
                                       .columns = whole ? entry->columns : 0};

@@ -28,8 +28,7 @@ static inline void validate_task(void *context, Stream *stream) {
         begin += data->sources[source].validation_windows;
     }
     Tally *sums = &validation->mine[source];
-    uint64_t first = begin + (uint64_t)number * (uint64_t)run->B,
-             windows = data->sources[source].validation_windows;
+    uint64_t first = begin + (uint64_t)number * run->B, windows = data->sources[source].validation_windows;
     int count = (int)tokens_per_micro_batch(run);
     double perfect;
     Error error = {""};
@@ -40,22 +39,21 @@ static inline void validate_task(void *context, Stream *stream) {
     }
     // Behind the source's last window stand others, which do not count.
     for (int i = 0; i < count && windows > 0; i++) {
-        if (first + (uint64_t)(i / run->T) >= begin + windows) { batch->targets[i] = -1; }
+        if (first + (i / run->T) >= begin + windows) { batch->targets[i] = -1; }
     }
-    double predicted = targets_predicted(batch->targets, (size_t)count);
+    double predicted = targets_predicted(batch->targets, count);
     if (predicted == 0) { return; }
     ModelQuery query = {
         .B = run->B, .T = run->T, .tokens = batch->tokens, .targets = batch->targets, .count = count};
     const float *losses = model_losses(&run->model, stream, validation->parameters, &query, NULL);
-    double loss = losses_mean(stream, losses, batch->targets, (size_t)count);
+    double loss = losses_mean(stream, losses, batch->targets, count);
     sums->loss += loss * predicted;
     sums->perfect_loss += perfect * predicted;
     sums->predicted += predicted;
 }
 
 // Writes into run->reports the mean loss over the predicted tokens of the held-out batches; of
-// several sources the mean of their losses by their weights. False: a rank was asked to stop, and
-// all have left it unfinished.
+// several sources the weighted mean. False: a rank was asked to stop, and all left it unfinished.
 static inline bool validate(Run *run) {
     Scheduler *s = &run->scheduler;
     const DataLoader *data = validation_loader(run);
@@ -73,7 +71,7 @@ static inline bool validate(Run *run) {
         if (validation.batch < batches) { scheduler_call(s, s->compute, validate_task, &validation); }
         validation.mine->stops = scheduler_is_asked_to_stop(s);
         Tally *all = (Tally *)transport_collect_records(s->transport, "validation", validation.mine,
-                                                        (size_t)sources * sizeof *all);
+                                                        sources * sizeof *all);
         memset(total, 0, sizeof total);
         for (int i = 0; i < ranks * sources; i++) { tally_add(&total[i % sources], &all[i]); }
         free(all);
@@ -98,8 +96,7 @@ static inline bool validate(Run *run) {
     return !stopped;
 }
 
-// Validates, and notes whether it is the best so far (--keep-best) and how many were no better
-// (--stop-after).
+// Validates; notes whether it is the best (--keep-best), and how many were not (--stop-after).
 static inline void validate_commit(Run *run) {
     if (!validate(run)) { return; }
     CheckpointedRun *checkpointed = &run->checkpointed;
@@ -114,7 +111,5 @@ static inline void validate_commit(Run *run) {
     } else if (!isnan(loss)) { // without a loss it says nothing
         checkpointed->worse++;
     }
-    if (run_is_main(run)) {
-        report_validation(&run->reports, tokens_done(run), training_seconds(&run->clock));
-    }
+    if (run_is_main(run)) { report_validation(&run->reports, tokens_done(run), training_seconds(run)); }
 }

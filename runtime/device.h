@@ -136,15 +136,15 @@ typedef struct StreamPlace {
 
 // place: NULL means the CPU, in fp32.
 static inline Stream *stream_create(const char *name, ThreadPool *pool, const StreamPlace *place) {
-    Stream *stream = (Stream *)memory_take(1, sizeof *stream);
+    static const StreamPlace on_cpu = {0};
+    Stream *stream = MEMORY_OF(Stream, 1);
+    if (place == NULL) { place = &on_cpu; }
     stream->name = name;
     stream->pool = pool;
-    if (place != NULL) {
-        stream->precision = place->precision;
-        stream->prompt = place->high_priority;
-        stream->spins = place->spins;
-    }
-    if (place != NULL && gpu_is_used(place->gpu)) {
+    stream->precision = place->precision;
+    stream->prompt = place->high_priority;
+    stream->spins = place->spins;
+    if (gpu_is_used(place->gpu)) {
         stream->gpu = place->gpu;
         stream->queue = gpu_queue_create(place->high_priority);
     }

@@ -29,6 +29,12 @@ typedef struct Error {
     char text[1024];
 } Error;
 
+// Whether something holds, and what is said of that: rows of a table.
+typedef struct Condition {
+    bool holds;
+    const char *text;
+} Condition;
+
 // Fills `error`, cut at its size. False, so that callers can `return error_set(...)`.
 PRINTF_LIKE(2, 3) static inline bool error_set(Error *error, const char *format, ...) {
     va_list arguments;
@@ -59,6 +65,9 @@ static inline void text_join(char *text, size_t size, const char *separator, con
     va_end(arguments);
 }
 
+// Prints into an array (and no pointer) of characters, cut at its size.
+#define TEXT_PRINT(array, ...) snprintf(array, sizeof(array), __VA_ARGS__)
+
 static inline bool error_is_set(const Error *error) { return error->text[0] != '\0'; }
 
 // Does not return. The text goes to the thread that waits for signals (program/signals.h), which
@@ -81,6 +90,9 @@ static inline void *memory_take(size_t count, size_t size) {
     if (memory == NULL) { failure_report("the system has no memory left"); }
     return memory;
 }
+
+// The same for `count` elements of a type.
+#define MEMORY_OF(type, count) ((type *)memory_take((size_t)(count), sizeof(type)))
 
 // The same for `memory` (or NULL) that grows to `bytes`; what is new in it is not zeroed.
 static inline void *memory_grow(void *memory, size_t bytes) {

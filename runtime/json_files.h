@@ -2,6 +2,7 @@
 #pragma once
 
 #include <jansson.h>
+#include <stdbool.h>
 #include <stdio.h>
 
 #include "runtime/utf8.h"
@@ -15,4 +16,18 @@ static inline json_t *json_file_load(const char *path, size_t flags, json_error_
     json_t *root = json_loadf(file, flags, problem);
     fclose(file);
     return root;
+}
+
+// The text of a key; NULL: there is none.
+static inline const char *json_text(const json_t *object, const char *key) {
+    return json_string_value(json_object_get(object, key));
+}
+
+static inline bool json_says(const json_t *object, const char *key, const char *text) {
+    const char *value = json_text(object, key);
+    return value != NULL && strcmp(value, text) == 0;
+}
+
+static inline bool json_flag(const json_t *object, const char *key) {
+    return json_is_true(json_object_get(object, key));
 }

@@ -10,6 +10,7 @@
 
 static inline size_t size_min(size_t a, size_t b) { return a < b ? a : b; }
 static inline size_t size_max(size_t a, size_t b) { return a > b ? a : b; }
+static inline int int_min(int a, int b) { return a < b ? a : b; }
 static inline int64_t int64_min(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline double real_add(double a, double b) { return a + b; }
 

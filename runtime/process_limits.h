@@ -10,8 +10,6 @@
 #include "runtime/numbers.h"
 #include "runtime/system.h"
 
-// ---- Control groups -------------------------------------------------------------------
-
 typedef struct GroupLimits {
     size_t memory; // bytes that the process may still take; SIZE_MAX: no limit
     double cores;  // the share of time, as a number of cores; INFINITY: no limit
@@ -83,8 +81,6 @@ static inline size_t memory_available(void) {
     bool known = file_read_line("/proc/meminfo", "MemAvailable:", kilobytes, sizeof kilobytes);
     return known ? size_min((size_t)strtoull(kilobytes, NULL, 10) * 1024, process_limits().memory) : 0;
 }
-
-// ---- Cores ----------------------------------------------------------------------------
 
 enum { CORE_LIST_SIZE = 4096, MOST_CORES = 8192 }; // Linux has no more
 

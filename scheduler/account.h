@@ -5,7 +5,7 @@
 
 #include "scheduler/state.h"
 
-// Whether a spike ended the run, or sends it back; local rules then apply nothing.
+// Whether a spike has ended the run or sends it back. Local rules then apply no result any more.
 static inline bool scheduler_is_halted(const Scheduler *s) {
     return s->spikes.failed || s->spikes.rollback_due;
 }

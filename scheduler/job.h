@@ -34,8 +34,9 @@ static inline size_t job_bucket_cells(const Scheduler *s, const Layout *layout) 
 }
 
 // Host: decides all that depends on the kind of the rule or of the job. A rank looks for NaNs in
-// its own gradients before they are summed; not for an estimate, since the commit sends them again,
-// nor in a world of one rank, unless compute steps with them (local rules).
+// its own gradients before they are summed. It does not for an estimate, because the commit sends
+// the same gradients again; nor in a world of one rank, where the sum is its own, except in local
+// rules.
 static inline void job_prepare(Scheduler *s, JobKind kind, bool follows) {
     Job *job = &s->job;
     bool average = kind == AVERAGE;
@@ -249,7 +250,7 @@ static inline double job_shard_square(const Scheduler *s, const float *values, S
 
 // Counts, losses and the norm decide whether and how far all ranks step. The norm is taken of the
 // sum in this rank's shard, even if the rank has the whole sum: so rules with and without a sharded
-// state find the same bits (on a narrower wire rules without step with rounded sums).
+// state find the same bits. (On a narrower wire those without one step with rounded sums.)
 static inline void job_summarise(Scheduler *s, Job *job, Stream *stream) {
     Tally *own = &job_buffer(s, job)->tally;
     job_span_begins(s, "summary");
@@ -291,8 +292,9 @@ static inline double clip_scale(double clip, double norm) {
     return clip > 0 && norm > clip ? clip / norm : 1.0;
 }
 
-// Where a step writes its result in bf16, too: the casts that are gathered next, or the copy that
-// compute made of parameters that the step changes in place, while compute waits. NULL: nowhere.
+// Where a step also writes its result in bf16. Usually these are the casts that are gathered next.
+// Where the step changes parameters in place, while compute waits, it is compute's own copy.
+// NULL: nowhere.
 static inline Real *job_casts(const Scheduler *s, const Job *job) {
     if (s->settings.keeps_casts) { return job->follows ? s->casts : s->arriving_casts; }
     return job->follows && s->settings.replicated ? scheduler_copy(s) : NULL;

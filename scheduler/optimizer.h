@@ -163,7 +163,7 @@ static inline void optimizer_reserve(Optimizer *optimizer, Arena *arena, const O
             }
             int rows = range.tensor->rows, columns = range.tensor->columns;
             muon->count = size_max(muon->count, range.count);
-            muon->side = size_max(muon->side, (size_t)(rows < columns ? rows : columns));
+            muon->side = size_max(muon->side, (size_t)int_min(rows, columns));
             flops += muon_flops(rows, columns, settings->muon_iterations);
         }
         optimizer->flops = fmax(optimizer->flops, flops);

@@ -7,8 +7,7 @@
 static inline Layout fragments_make(Scheduler *s) {
     const Problem *problem = &s->problem;
     Layout longest = layout_make(0, s->transport->size);
-    s->local.fragments =
-        (Fragment *)memory_take((size_t)s->settings.local.fragments, sizeof *s->local.fragments);
+    s->local.fragments = MEMORY_OF(Fragment, s->settings.local.fragments);
     for (int f = 0; f < s->settings.local.fragments; f++) {
         size_t count = 0;
         for (int i = 0; i < problem->layer_count + 2; i++) {
@@ -31,8 +30,7 @@ static inline void scheduler_free(Scheduler *s) {
 static inline Layout scheduler_layout(const Scheduler *s) {
     const OptimizerSettings *optimizer = &s->settings.optimizer;
     int matrix_count = 0;
-    LayoutMatrix *matrices =
-        (LayoutMatrix *)memory_take((size_t)optimizer->tensor_count + 1, sizeof *matrices);
+    LayoutMatrix *matrices = MEMORY_OF(LayoutMatrix, (size_t)optimizer->tensor_count + 1);
     for (int i = 0; i < optimizer->tensor_count; i++) {
         const OptimizerTensor *tensor = &optimizer->tensors[i];
         if (tensor->rows == 0 || s->settings.kind == RULE_LOCAL) { continue; }
@@ -43,8 +41,6 @@ static inline Layout scheduler_layout(const Scheduler *s) {
     free(matrices);
     return layout;
 }
-
-// ---- What a scheduler needs -----------------------------------------------------------
 
 // Plans every buffer of the scheduler and of the transport; allocates nothing of them.
 // The scheduler must not move in memory afterwards.

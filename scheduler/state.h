@@ -1,6 +1,5 @@
-// state.h: what one worker, a rank, holds: settings, buffers, streams and the
-// round's state. start.h begins and ends it; micro_batch.h, job.h and scheduler.h say what
-// happens to it.
+// state.h: what one worker, a rank, holds: settings, buffers, streams and the round's state.
+// start.h begins and ends it; micro_batch.h, job.h and scheduler.h say what happens to it.
 //
 //   buffer       elements   who writes it                             who reads it            for which rules
 //   parameters   padded     hand_over; in synchronous rules the job;  compute; the job, on    all
@@ -30,7 +29,6 @@
 #include "comm/exchange.h"
 #include "comm/trace.h"
 #include "runtime/pace.h"
-#include "runtime/watermark.h"
 #include "scheduler/optimizer.h"
 #include "scheduler/spike.h"
 
@@ -134,13 +132,13 @@ static inline bool scheduler_feeds_back(const SchedulerSettings *settings, int r
 // The record that travels with a gradient sum. The ranks exchange their records with every job and
 // add them up in the order of ranks, so that all take the same decisions.
 typedef struct Tally {
-    // The first members are sums, all of them double: tally_add.
+    // Sums over ranks, all of them double, down to `ended`: tally_add.
     double micro_batches;
     double predicted;          // tokens
     double loss, perfect_loss; // sums over the predicted tokens
     double not_finite; // micro-batches whose loss is not finite; averages: 1 more if what is sent is not
     double left_out;   // local rules: inner steps that were not made
-    // The job fills in these.
+    // Also sums; the job fills them in.
     double shard_square; // sum of squares of the gradient sum in this rank's shard
     double stops;        // ranks that were asked to stop: all ranks learn of it with the same job
     double saves;        // ranks whose clock says that it is time for a checkpoint
@@ -220,7 +218,7 @@ typedef struct Job {
     int first_bad_rank;   // the lowest rank with a bad value, or the one with the largest; -1: unknown
     SpikeSite site;       // of that rank
     double largest_norm, largest_loss; // the largest values that are no spike
-    const float *result;               // (shard): what is spread; NULL: it stands over the reduced gradient
+    const float *result;               // (shard): what is gathered; NULL: it stands over the reduced gradient
     bool is_cast;                      // the step has also written it in bf16
 } Job;
 
@@ -362,7 +360,6 @@ static inline void scheduler_change_parameters(Scheduler *s, bool copied) {
     if (copied && s->problem.copy != NULL) { s->problem.copy->version = s->parameters_version; }
 }
 
-// What a micro-batch computes with.
 static inline const void *scheduler_weights(const Scheduler *s) {
     return s->settings.keeps_casts ? (const void *)s->casts : s->parameters.data;
 }

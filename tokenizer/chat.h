@@ -25,17 +25,6 @@ typedef struct Chat {
     bool trims;
 } Chat;
 
-// texts (count) <- the list `key`.
-static inline bool chat_read(const json_t *root, const char *key, size_t count, const char **texts) {
-    const json_t *list = json_object_get(root, key);
-    bool good = json_array_size(list) == count;
-    for (size_t i = 0; good && i < count; i++) {
-        texts[i] = json_string_value(json_array_get(list, i));
-        good = texts[i] != NULL;
-    }
-    return good;
-}
-
 // tokenizer: from `path`, a tokenizer.json or its directory. On failure there is nothing to close.
 static inline bool chat_open(Chat *chat, const char *path, const Tokenizer *tokenizer, Error *error) {
     struct stat status;
@@ -49,16 +38,17 @@ static inline bool chat_open(Chat *chat, const char *path, const Tokenizer *toke
     snprintf(file, sizeof file, "%.*s%schat.json", length, path, length > 0 ? "/" : "");
     if (stat(file, &status) != 0) { return true; }
     chat->root = json_file_load(file, JSON_REJECT_DUPLICATES, &trouble);
-    const char *end = json_string_value(json_object_get(chat->root, "end"));
-    const json_t *thought = tokenizer_get(chat->root, "thought");
-    bool has_system = tokenizer_get(chat->root, "system") != NULL;
+    const json_t *thought = tokenizer_get(chat->root, "thought"),
+                 *system = tokenizer_get(chat->root, "system");
+    const char *end;
+    bool good = json_unpack(chat->root, "{s:[s, s!], s:[s, s!], s:s}", "first", &chat->first[0],
+                            &chat->first[1], "next", &chat->next[0], &chat->next[1], "end", &end) == 0 &&
+                (system == NULL || json_unpack((json_t *)system, "[s, s, s!]", &chat->system[0],
+                                               &chat->system[1], &chat->system[2]) == 0);
     chat->thought = json_string_value(thought);
-    chat->trims = json_is_true(json_object_get(chat->root, "trim"));
-    chat->end = end != NULL ? tokenizer_find_added(tokenizer, end) : -1;
-    bool good = chat_read(chat->root, "first", 2, chat->first) &&
-                chat_read(chat->root, "next", 2, chat->next) && chat->end >= 0 &&
-                (thought == NULL || chat->thought != NULL) &&
-                (!has_system || chat_read(chat->root, "system", 3, chat->system));
+    chat->trims = json_flag(chat->root, "trim");
+    chat->end = good ? tokenizer_find_added(tokenizer, end) : -1;
+    good = chat->end >= 0 && (thought == NULL || chat->thought != NULL);
     if (good) { return true; }
     json_decref(chat->root);
     memset(chat, 0, sizeof *chat);

@@ -80,8 +80,6 @@ static inline int corpus_alternatives(const CorpusRule *rule) {
     return count;
 }
 
-// ---- Writing stories ------------------------------------------------------------------
-
 typedef struct CorpusWriter {
     Random random;
     int chosen[CORPUS_MAX_RULES]; // alternatives, in this story
@@ -163,7 +161,7 @@ static inline double corpus_fill(uint64_t seed, uint64_t index, int T, uint8_t *
 // byte, the mean over about a million. It falls with T: a story that is cut repeats less.
 static inline double corpus_entropy(int T) {
     int windows = 1 + (1 << 20) / (T > 256 ? T : 256);
-    uint8_t *bytes = (uint8_t *)memory_take((size_t)T + 1, 1);
+    uint8_t *bytes = MEMORY_OF(uint8_t, T + 1);
     double total = 0;
     for (int i = 0; i < windows; i++) { total += corpus_fill(0, (uint64_t)i, T, bytes, NULL); }
     free(bytes);

@@ -34,7 +34,7 @@ typedef struct DocumentPart {
     const uint8_t *bytes; // (count)
     char *owned;          // the same, to be freed with the part; NULL: they belong to another
     size_t count;
-    uint64_t line; // of JSON, from 1 on; 0: the bytes are text
+    size_t line;   // of JSON, from 1 on; 0: the bytes are text
     bool ends;     // the document ends here. Of JSON it is known once the line is encoded, and so are these:
     bool held_out; // for validation
     bool is_chat;
@@ -47,8 +47,6 @@ typedef struct DocumentPart {
 // Gives the next part. False: there is none.
 typedef bool (*NextPart)(void *source, DocumentPart *part);
 
-// ---- Texts ----------------------------------------------------------------------------
-
 typedef struct Text {
     const uint8_t *bytes; // (size)
     size_t size;
@@ -60,7 +58,7 @@ typedef struct TextCursor {
     int count, index;
     size_t at;      // in texts[index]
     bool continued; // within a document
-    uint64_t empty; // documents before here that were left out, because they have no text
+    size_t empty;   // documents before here that were left out, because they have no text
 } TextCursor;
 
 // The bytes from the mark on that a line ends with, including blanks and the line end behind it; 0:
@@ -127,12 +125,10 @@ static inline bool text_next_part(void *source, DocumentPart *part) {
     return false;
 }
 
-// ---- Lines of JSON --------------------------------------------------------------------
-
 // At the beginning all is zero but `file`.
 typedef struct JsonLines {
     FILE *file;
-    uint64_t line;
+    size_t line;
     int problem; // why no more could be read, as in errno; 0: the file has ended
 } JsonLines;
 

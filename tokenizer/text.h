@@ -6,8 +6,6 @@
 #include "runtime/numbers.h"
 #include "tokenizer/tokenizer.h"
 
-// ---- Is it text? ----------------------------------------------------------------------
-
 enum {
     TEXT_CHECK_BYTES = 1 << 20, // of a file are looked at
     TEXT_MOST_ZEROS = 1000,     // at most one byte in 1000 may be zero
@@ -69,12 +67,11 @@ static inline bool text_format_check(const char *name, const void *text, size_t 
     }
     if (text_format_has_ending(name, ".json") || text_format_has_ending(name, ".jsonl") ||
         text_format_is_json((const char *)text, looked)) {
-        return error_set(
-            error,
-            "%.400s is JSON, and its braces and quotes would be learned, too: make token files of "
-            "its texts with python -m tokenizer.prepare; where it is a text that only begins so, let a line "
-            "<|endoftext|> be the first, and its name not end with .json",
-            name);
+        return error_set(error,
+                         "%.400s is JSON, and its braces and quotes would be learned, too: make token files "
+                         "of its texts with python -m tokenizer.prepare; where it is a text that only begins "
+                         "so, let a line <|endoftext|> be the first, and its name not end with .json",
+                         name);
     }
     for (size_t i = 0; i < looked; i += length) {
         zeros += bytes[i] == 0;
@@ -82,14 +79,11 @@ static inline bool text_format_check(const char *name, const void *text, size_t 
     }
     return (zeros <= TEXT_FEW_BYTES + looked / TEXT_MOST_ZEROS &&
             invalid <= TEXT_FEW_BYTES + looked / TEXT_MOST_INVALID) ||
-           error_set(
-               error,
-               "%.400s is not text in UTF-8: %zu of its first %zu bytes are not, or are zero; convert a "
-               "text with iconv, and give a file of token ids a name that ends with .bin",
-               name, zeros + invalid, looked);
+           error_set(error,
+                     "%.400s is not text in UTF-8: %zu of its first %zu bytes are not, or are zero; convert "
+                     "a text with iconv, and give a file of token ids a name that ends with .bin",
+                     name, zeros + invalid, looked);
 }
-
-// ---- Text and token ids ---------------------------------------------------------------
 
 typedef enum TextCodecKind { TEXT_CODEC_BYTES, TEXT_CODEC_TOKENIZER, TEXT_CODEC_IDS } TextCodecKind;
 

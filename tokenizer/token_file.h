@@ -39,7 +39,7 @@ typedef enum TokenFileCheck { TOKEN_FILE_CHECK_HEADER, TOKEN_FILE_CHECK_ALL } To
 typedef struct TokenFile {
     const uint8_t *tokens; // (token_count, token_bytes)
     const uint8_t *mask;   // (token_count) bits; NULL: every token is to be predicted
-    uint64_t token_count;
+    size_t token_count;
     uint32_t vocabulary;
     int token_bytes;    // 2 or 4; 1: a text (dataloader.h)
     int padded;         // length of a sequence, each one document; 0: not padded
@@ -78,10 +78,7 @@ static inline bool token_mask_counts(const uint8_t *mask, uint64_t position) {
     return mask == NULL || (mask[position / 8] >> (position % 8) & 1) != 0;
 }
 
-// ---- Opening --------------------------------------------------------------------------
-
-// Whether a file of `size` bytes begins with a header in which all fields are possible. *header <-
-// it.
+// *header <- what a file of `size` bytes begins with; false: a field of it cannot be.
 static inline bool token_file_read_header(TokenFileHeader *header, const char *name, const void *bytes,
                                           size_t size, Error *error) {
     if (size < sizeof *header) {
@@ -101,10 +98,7 @@ static inline bool token_file_read_header(TokenFileHeader *header, const char *n
     }
     static const uint8_t zeros[sizeof header->zeros] = {0};
     uint32_t width = header->token_bytes, largest = width == 2 ? 65536 : INT32_MAX;
-    const struct {
-        bool good;
-        const char *field;
-    } checks[] = {
+    const Condition checks[] = {
         {width == 2 || width == 4, "width of a token"},
         {header->vocabulary >= 1 && header->vocabulary <= largest, "vocabulary"},
         {header->flags <= TOKEN_FILE_HAS_MASK, "flags"},
@@ -114,9 +108,9 @@ static inline bool token_file_read_header(TokenFileHeader *header, const char *n
         {header->token_count > 0, "number of tokens"},
     };
     for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++) {
-        if (checks[i].good) { continue; }
+        if (checks[i].holds) { continue; }
         return error_set(error, "%s is damaged, or of a later version: the %s in its header cannot be", name,
-                         checks[i].field);
+                         checks[i].text);
     }
     return true;
 }
@@ -129,15 +123,14 @@ static inline bool token_file_open(TokenFile *file, const char *name, const void
     memset(file, 0, sizeof *file);
     if (!token_file_read_header(&header, name, bytes, size, error)) { return false; }
     const uint8_t *tokens = (const uint8_t *)bytes + sizeof header, *mask = NULL;
-    uint64_t body = size - sizeof header, width = header.token_bytes, count = header.token_count;
+    size_t body = size - sizeof header, width = header.token_bytes, count = header.token_count;
     bool masked = header.flags == TOKEN_FILE_HAS_MASK;
     bool fits = count <= body / width; // before the product, which a hostile count would overflow
     if (!fits || count * width + (masked ? (count + 7) / 8 : 0) != body) {
         return error_set(error,
-                         "%s: the header promises %llu tokens of %d bytes%s, but %llu bytes follow it: the "
+                         "%s: the header promises %zu tokens of %zu bytes%s, but %zu bytes follow it: the "
                          "file is truncated or damaged",
-                         name, (unsigned long long)count, (int)width, masked ? " and a mask" : "",
-                         (unsigned long long)body);
+                         name, count, width, masked ? " and a mask" : "", body);
     }
     if (masked) { mask = tokens + count * width; }
     if (masked && count % 8 != 0 && mask[count / 8] >> (count % 8) != 0) {
@@ -158,38 +151,31 @@ static inline bool token_file_open(TokenFile *file, const char *name, const void
         if (found != expected) {
             return error_set(
                 error,
-                "%s is damaged: its checksum is %08x, but the header says %08x: copy or prepare it "
-                "again",
+                "%s is damaged: its checksum is %08x, but the header says %08x: copy or prepare it again",
                 name, found, expected);
         }
         // A checksum that fits does not make tokens valid: the writer of the file computed it.
-        for (uint64_t i = 0; i < count; i++) {
+        for (size_t i = 0; i < count; i++) {
             uint32_t token = token_file_token(&opened, i);
             if (token < header.vocabulary) { continue; }
             return error_set(error,
-                             "%s: token %u at position %llu is beyond the vocabulary of %u in its own header",
-                             name, token, (unsigned long long)i, header.vocabulary);
+                             "%s: token %u at position %zu is beyond the vocabulary of %u in its own header",
+                             name, token, i, header.vocabulary);
         }
     }
     *file = opened;
     return true;
 }
 
-// ---- Writing --------------------------------------------------------------------------
-
 // A file has a temporary name until it is whole and on disk (file_replace_begin). It gets
 // a mask, in memory until the end, if one of its tokens is not to be predicted.
 typedef struct TokenWriter {
     FILE *file; // NULL: no file has been begun
     char path[PATH_MAX - 8];
-    const Tokenizer *tokenizer;
-    int padded;         // TokenFile.padded
-    uint32_t separator; // TokenFile.separator: tokenizer->end; a caller that writes it elsewhere makes it 0
-    uint64_t count;
-    uint32_t checksum; // of what follows the header
-    uint8_t *mask;     // (mask_capacity), bits as in the file
+    TokenFileHeader header; // so far; checksum: of what follows it. The separator is the tokenizer's end: a
+                            // caller that writes this elsewhere makes it 0
+    uint8_t *mask;          // (mask_capacity), bits as in the file
     size_t mask_capacity;
-    bool is_masked;
 } TokenWriter;
 
 static inline int32_t token_id(int32_t id_or_read_only) {
@@ -199,25 +185,24 @@ static inline int32_t token_id(int32_t id_or_read_only) {
 // padded: the length of a sequence, each one document; 0: documents follow each other.
 static inline bool token_writer_begin(TokenWriter *writer, const char *path, const Tokenizer *tokenizer,
                                       int padded, Error *error) {
-    static const uint8_t room[TOKEN_FILE_HEADER_BYTES] = {0};
+    TokenFileHeader header = {.version = TOKEN_FILE_VERSION,
+                              .token_bytes = tokenizer->vocabulary <= 65536 ? 2 : 4,
+                              .vocabulary = (uint32_t)tokenizer->vocabulary,
+                              .tokenizer = tokenizer->sum,
+                              .padded = (uint32_t)padded,
+                              .separator = (uint32_t)(tokenizer->end + 1)};
     memset(writer, 0, sizeof *writer);
+    memcpy(header.magic, TOKEN_FILE_MAGIC, sizeof header.magic);
+    writer->header = header;
     snprintf(writer->path, sizeof writer->path, "%s", path);
-    writer->tokenizer = tokenizer;
-    writer->padded = padded;
-    writer->separator = (uint32_t)(tokenizer->end + 1);
     writer->file = file_replace_begin(path, error);
-    return writer->file != NULL &&
-           (fwrite(room, sizeof room, 1, writer->file) == 1 || error_set_file(error, "write", path));
-}
-
-// Bytes of a token: 2 where that is enough for every id.
-static inline size_t token_writer_width(const TokenWriter *writer) {
-    return writer->tokenizer->vocabulary <= 65536 ? 2 : 4;
+    return writer->file != NULL && // room for the header, which is written at the end
+           (fwrite(&header, sizeof header, 1, writer->file) == 1 || error_set_file(error, "write", path));
 }
 
 // Writes what follows the header.
 static inline bool token_writer_write(TokenWriter *writer, const uint8_t *bytes, size_t size, Error *error) {
-    writer->checksum = (uint32_t)crc32_z(writer->checksum, bytes, size);
+    writer->header.checksum = (uint32_t)crc32_z(writer->header.checksum, bytes, size);
     return fwrite(bytes, 1, size, writer->file) == size || error_set_file(error, "write", writer->path);
 }
 
@@ -225,16 +210,16 @@ static inline bool token_writer_write(TokenWriter *writer, const uint8_t *bytes,
 static inline bool token_writer_add(TokenWriter *writer, const int32_t *ids, size_t count, Error *error) {
     enum { BLOCK = 4096 };
     uint8_t bytes[4 * BLOCK];
-    size_t width = token_writer_width(writer);
-    list_reserve((void **)&writer->mask, (size_t)(writer->count / 8), &writer->mask_capacity, count / 8 + 2,
-                 1);
+    uint64_t *place = &writer->header.token_count;
+    size_t width = writer->header.token_bytes;
+    list_reserve((void **)&writer->mask, *place / 8, &writer->mask_capacity, count / 8 + 2, 1);
     for (size_t done = 0; done < count; done += BLOCK) {
         size_t block = size_min(count - done, BLOCK);
-        for (size_t i = 0; i < block; i++, writer->count++) {
-            uint8_t *byte = &writer->mask[writer->count / 8], bit = (uint8_t)(1u << (writer->count % 8));
+        for (size_t i = 0; i < block; i++, ++*place) {
+            uint8_t *byte = &writer->mask[*place / 8], bit = (uint8_t)(1u << (*place % 8));
             int32_t entry = ids[done + i], id = token_id(entry);
             *byte = (uint8_t)((bit == 1 ? 0 : *byte) | (entry >= 0 ? bit : 0));
-            writer->is_masked = writer->is_masked || entry < 0;
+            if (entry < 0) { writer->header.flags = TOKEN_FILE_HAS_MASK; }
             memcpy(bytes + i * width, &id, width);
         }
         if (!token_writer_write(writer, bytes, block * width, error)) { return false; }
@@ -252,25 +237,16 @@ static inline void token_writer_abandon(TokenWriter *writer) {
 
 // Completes the file and gives it its name. On failure nothing of it is left.
 static inline bool token_writer_end(TokenWriter *writer, Error *error) {
-    bool masked = writer->is_masked;
-    if (masked && !token_writer_write(writer, writer->mask, (size_t)((writer->count + 7) / 8), error)) {
-        token_writer_abandon(writer);
-        return false;
-    }
-    TokenFileHeader header = {.version = TOKEN_FILE_VERSION,
-                              .token_bytes = (uint32_t)token_writer_width(writer),
-                              .vocabulary = (uint32_t)writer->tokenizer->vocabulary,
-                              .flags = masked ? (uint32_t)TOKEN_FILE_HAS_MASK : 0,
-                              .token_count = writer->count,
-                              .tokenizer = writer->tokenizer->sum,
-                              .padded = (uint32_t)writer->padded,
-                              .separator = writer->separator};
-    memcpy(header.magic, TOKEN_FILE_MAGIC, sizeof header.magic);
-    header.checksum = (uint32_t)crc32_z(writer->checksum, (const Bytef *)&header, sizeof header);
-    bool written =
-        fseek(writer->file, 0, SEEK_SET) == 0 && fwrite(&header, sizeof header, 1, writer->file) == 1;
+    TokenFileHeader *header = &writer->header;
+    bool written = header->flags != TOKEN_FILE_HAS_MASK ||
+                   token_writer_write(writer, writer->mask, (header->token_count + 7) / 8, error);
+    uint32_t body = header->checksum;
+    header->checksum = 0;
+    header->checksum = (uint32_t)crc32_z(body, (const Bytef *)header, sizeof *header);
+    written = written && fseek(writer->file, 0, SEEK_SET) == 0 &&
+              fwrite(header, sizeof *header, 1, writer->file) == 1;
     bool good = file_replace_end(writer->file, writer->path, written, error);
-    free(writer->mask);
-    memset(writer, 0, sizeof *writer);
+    writer->file = NULL;
+    token_writer_abandon(writer);
     return good;
 }

@@ -24,8 +24,6 @@ enum {
     SHARD_TOKENS = 100000000 // a shard ends with the document that brings it to this number
 };
 
-// ---- Encoding -------------------------------------------------------------------------
-
 // Parts [first, first + count) of a round.
 typedef struct EncodeTask {
     size_t first, count;
@@ -36,7 +34,6 @@ typedef struct EncodeTask {
 
 typedef struct Encoder {
     const Tokenizer *tokenizer;
-    int32_t end_of_text;
     DocumentPart *parts; // (part_count)
     size_t part_count, part_capacity;
     EncodeTask *tasks; // (most_tasks)
@@ -68,7 +65,7 @@ static inline bool encode_text(const Tokenizer *tokenizer, DocumentPart *part, c
 // A text of JSON whose characters are bytes becomes these bytes, for the caller to free. NULL: a
 // character is none.
 static inline char *encode_bytes(const char *text, size_t *count) {
-    char *bytes = (char *)memory_take(*count + 1, 1);
+    char *bytes = MEMORY_OF(char, *count + 1);
     size_t made = 0;
     for (size_t i = 0; i < *count; i++) {
         unsigned byte = (uint8_t)text[i];
@@ -84,23 +81,22 @@ static inline char *encode_bytes(const char *text, size_t *count) {
 }
 
 // Encodes a chat; the parts that `learn` names are predicted.
-static inline bool encode_chat(const Tokenizer *tokenizer, uint64_t line, const char *text, size_t bytes,
+static inline bool encode_chat(const Tokenizer *tokenizer, size_t line, const char *text, size_t bytes,
                                const json_t *learn, TokenList *tokens, Error *error) {
     size_t before = tokens->count, token = 0;
     double last = 0;
     TokenList begins = {NULL, 0, 0};
     bool good = json_is_array(learn) ||
-                error_set(error, "line %llu: 'learn' must be a list of [begin, end], if it is there",
-                          (unsigned long long)line);
+                error_set(error, "line %zu: 'learn' must be a list of [begin, end], if it is there", line);
     good = good && tokenizer_encode_places(tokenizer, text, bytes, true, tokens, &begins, error);
     for (size_t i = 0; good && i < json_array_size(learn); i++) {
         double begin, end;
         good = (json_unpack(json_array_get(learn, i), "[F, F!]", &begin, &end) == 0 && begin >= last &&
                 end >= begin && end <= (double)bytes && begin == floor(begin) && end == floor(end)) ||
                error_set(error,
-                         "line %llu: part %zu of 'learn' is not [begin, end], behind the part before it and "
+                         "line %zu: part %zu of 'learn' is not [begin, end], behind the part before it and "
                          "within the %zu bytes of 'text'",
-                         (unsigned long long)line, i + 1, bytes);
+                         line, i + 1, bytes);
         for (; good && begin < end && token < begins.count && begins.ids[token] < end; token++) {
             bool reaches = token + 1 == begins.count || begins.ids[token + 1] > begin;
             if (!reaches) { tokens->ids[before + token] = ~tokens->ids[before + token]; }
@@ -125,28 +121,28 @@ static inline bool encode_line(const Tokenizer *tokenizer, DocumentPart *part, T
     json_t *learn = NULL;
     int more = 0, held_out = 0, is_bytes = 0;
     char *bytes = NULL;
-    unsigned long long line = part->line;
-    bool good = root != NULL || error_set(error, "line %llu is not JSON: %s", line, trouble.text);
+    size_t line = part->line;
+    bool good = root != NULL || error_set(error, "line %zu is not JSON: %s", line, trouble.text);
     if (good && json_unpack(root, "{s:s%, s?s%, s?o, s?b, s?b, s?b}", "text", &text, &text_bytes, "prompt",
                             &prompt, &prompt_bytes, "learn", &learn, "more", &more, "val", &held_out, "bytes",
                             &is_bytes) != 0) {
         good = error_set(error,
-                         "line %llu must be an object whose 'text' is text; so must be 'prompt', and 'more', "
+                         "line %zu must be an object whose 'text' is text; so must be 'prompt', and 'more', "
                          "'val' and 'bytes' true or false, if they are there",
                          line);
     }
     if (good && is_bytes) {
         text = bytes = encode_bytes(text, &text_bytes);
         good = bytes != NULL ||
-               error_set(error, "line %llu: 'bytes' says that 'text' has only characters to U+00FF", line);
+               error_set(error, "line %zu: 'bytes' says that 'text' has only characters to U+00FF", line);
     }
     good = good && (prompt == NULL || encode_text(tokenizer, part, prompt, prompt_bytes, tokens, error));
     for (size_t i = before; i < tokens->count; i++) { tokens->ids[i] = ~tokens->ids[i]; }
     part->ends = more == 0;
-    good = good && (learn != NULL ? encode_chat(tokenizer, line, text, text_bytes, learn, tokens, error)
-                                  : encode_text(tokenizer, part, text, text_bytes, tokens, error));
     part->is_chat = learn != NULL;
     part->held_out = held_out != 0;
+    good = good && (learn != NULL ? encode_chat(tokenizer, line, text, text_bytes, learn, tokens, error)
+                                  : encode_text(tokenizer, part, text, text_bytes, tokens, error));
     free(bytes);
     json_decref(root);
     return good;
@@ -165,12 +161,13 @@ static inline void encode_task(void *context, int number, int thread) {
         task->good = part->line > 0 ? encode_line(encoder->tokenizer, part, tokens, &task->error)
                                     : encode_text(encoder->tokenizer, part, (const char *)part->bytes,
                                                   part->count, tokens, &task->error);
-        int32_t end = encoder->end_of_text;
-        for (size_t k = before; part->is_chat && k + part->ends < tokens->count; k++) {
-            part->holds_end = part->holds_end || token_id(tokens->ids[k]) == end;
+        int32_t end = encoder->tokenizer->end;
+        bool has_end = false; // as the last token
+        for (size_t k = before; part->is_chat && k < tokens->count; k++) {
+            part->holds_end |= has_end;
+            has_end = token_id(tokens->ids[k]) == end;
         }
-        bool has_end =
-            part->is_chat && tokens->count > before && token_id(tokens->ids[tokens->count - 1]) == end;
+        part->holds_end |= has_end && !part->ends;
         if (part->ends && !has_end) { token_list_add(tokens, part->is_chat ? ~end : end); }
         part->tokens = tokens->count - before;
     }
@@ -196,8 +193,6 @@ static inline void encoder_fill(Encoder *encoder, NextPart next, void *source) {
     }
 }
 
-// ---- Token files ----------------------------------------------------------------------
-
 enum { SHARDS_TRAIN, SHARDS_VALIDATION, SHARDS_SIDES };
 
 // One token file, or the shards PREFIX_train_00000.bin, PREFIX_val_00000.bin and so on.
@@ -206,18 +201,17 @@ enum { SHARDS_TRAIN, SHARDS_VALIDATION, SHARDS_SIDES };
 typedef struct TokenShards {
     const char *name; // the path of the only file; of shards the prefix
     const Tokenizer *tokenizer;
-    int32_t padding;
     int pad;                                       // 0: none
     uint64_t most_tokens;                          // of a shard; 0: there is one file
     void (*progress)(void *context, int64_t done); // called after each part; NULL: never
     void *context;
     // Results.
     int64_t bytes;                    // of the documents, done so far
-    uint64_t documents;               // that have text
+    size_t documents;                 // that have text
     uint64_t tokens[SHARDS_SIDES];    // in the shards that are whole
     uint64_t sequences[SHARDS_SIDES]; // with padding
-    uint64_t empty, cut, left_out;    // no text; longer than pad; nothing of them would be predicted
-    uint64_t odd, spelling;           // not UTF-8; with special tokens in letters
+    size_t empty, cut, left_out;      // no text; longer than pad; nothing of them would be predicted
+    size_t odd, spelling;             // not UTF-8; with special tokens in letters
     const char *spelled;              // the first of these
     bool unwritten;                   // a shard that had been begun could not be written
     // Under way.
@@ -230,7 +224,7 @@ typedef struct TokenShards {
 // Prints what was left out, and what may not be as the user thinks; `heading` begins each line.
 static inline void token_shards_tell(const TokenShards *made, const char *heading) {
     const struct {
-        uint64_t count;
+        size_t count;
         const char *what;
     } notes[] = {
         {made->left_out, "were left out, because nothing of them would have been predicted"},
@@ -239,11 +233,11 @@ static inline void token_shards_tell(const TokenShards *made, const char *headin
     };
     for (int i = 0; i < 3; i++) {
         if (notes[i].count == 0) { continue; }
-        printf("%s%llu documents %s\n", heading, (unsigned long long)notes[i].count, notes[i].what);
+        printf("%s%zu documents %s\n", heading, notes[i].count, notes[i].what);
     }
     if (made->spelling > 0) {
-        printf("%s%llu documents hold special tokens as text, such as %s: they are learned in letters\n",
-               heading, (unsigned long long)made->spelling, made->spelled);
+        printf("%s%zu documents hold special tokens as text, such as %s: they are learned in letters\n",
+               heading, made->spelling, made->spelled);
     }
 }
 
@@ -253,10 +247,10 @@ static inline bool token_shards_finish(TokenShards *shards, Error *error) {
     for (int side = 0; good && side < SHARDS_SIDES; side++) {
         TokenWriter *writer = &shards->writers[side];
         if (writer->file == NULL) { continue; }
-        if (shards->pad > 0) { // the last window, too, needs one token after its last input
-            good = token_writer_add(writer, &shards->padding, 1, error);
-        }
-        shards->tokens[side] += writer->count;
+        int32_t padding = ~shards->tokenizer->end;
+        // The last window, too, needs one token after its last input.
+        good = shards->pad == 0 || token_writer_add(writer, &padding, 1, error);
+        shards->tokens[side] += writer->header.token_count;
         good = good && token_writer_end(writer, error);
     }
     shards->number++;
@@ -297,28 +291,22 @@ static inline bool token_shards_take(TokenShards *shards, const DocumentPart *pa
         const char *name = shards->most_tokens > 0 ? path : shards->name;
         if (!token_writer_begin(writer, name, shards->tokenizer, shards->pad, error)) { return false; }
     }
-    if (part->holds_end) { writer->separator = 0; }
+    if (part->holds_end) { writer->header.separator = 0; }
     shards->sequences[part->held_out] += pads;
-    int32_t first = pads ? ~token_id(ids[0]) : 0;
+    int32_t first = pads ? ~token_id(ids[0]) : 0, padding = ~shards->tokenizer->end;
     bool good = (!pads || token_writer_add(writer, &first, 1, error)) &&
                 token_writer_add(writer, ids + pads, kept - pads, error);
-    for (size_t i = kept; good && i < pad; i++) {
-        good = token_writer_add(writer, &shards->padding, 1, error);
-    }
+    for (size_t i = kept; good && i < pad; i++) { good = token_writer_add(writer, &padding, 1, error); }
     shards->unwritten = !good;
-    bool full = part->ends && shards->most_tokens > 0 && writer->count >= shards->most_tokens;
+    bool full = part->ends && shards->most_tokens > 0 && writer->header.token_count >= shards->most_tokens;
     return good && (!full || token_shards_finish(shards, error));
 }
 
-// Encodes and writes all parts of the source.
 static inline bool token_shards_write(TokenShards *shards, NextPart next, void *source,
                                       const Tokenizer *tokenizer, ThreadPool *pool, Error *error) {
-    Encoder encoder = {.tokenizer = tokenizer,
-                       .end_of_text = tokenizer->end,
-                       .most_tasks = pool->threads * ENCODE_TASKS_PER_THREAD};
-    encoder.tasks = (EncodeTask *)memory_take((size_t)encoder.most_tasks, sizeof *encoder.tasks);
+    Encoder encoder = {.tokenizer = tokenizer, .most_tasks = pool->threads * ENCODE_TASKS_PER_THREAD};
+    encoder.tasks = MEMORY_OF(EncodeTask, encoder.most_tasks);
     shards->tokenizer = tokenizer;
-    shards->padding = ~encoder.end_of_text;
     bool good = true;
     for (encoder_fill(&encoder, next, source); good && encoder.task_count > 0;) {
         thread_pool_run(pool, encoder.task_count, encode_task, &encoder);
@@ -378,10 +366,10 @@ static inline bool tokenize_lines(FILE *input, TokenShards *shards, const Tokeni
     JsonLines lines = {.file = input};
     bool good = token_shards_write(shards, json_lines_next, &lines, tokenizer, pool, error);
     if (good && lines.problem != 0) {
-        good = lines.problem == EFBIG
-                   ? error_set(error, "line %llu is longer than %d MiB", (unsigned long long)lines.line,
-                               JSON_LINE_MOST_BYTES >> 20)
-                   : error_set(error, "cannot read the documents: %s", strerror(lines.problem));
+        good =
+            lines.problem == EFBIG
+                ? error_set(error, "line %zu is longer than %d MiB", lines.line, JSON_LINE_MOST_BYTES >> 20)
+                : error_set(error, "cannot read the documents: %s", strerror(lines.problem));
     }
     if (good && shards->continued) {
         good = error_set(error, "the stream ends within a document: its last line has \"more\"");

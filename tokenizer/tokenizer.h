@@ -74,8 +74,9 @@ typedef struct Tokenizer {
     size_t merge_slots; // a power of two
     AddedToken *added;
     int added_count;
-    int32_t begin; // the token in front of a text, such as <|begin_of_text|>; -1: none
-    int32_t end;   // the token behind a text: <|endoftext|>, or what tokenizer_find_end finds; -1: unknown
+    bool begins_added[256]; // whether the text of one begins with this byte
+    int32_t begin;          // the token in front of a text, such as <|begin_of_text|>; -1: none
+    int32_t end; // the token behind a text: <|endoftext|>, or what tokenizer_find_end finds; -1: unknown
     pcre2_code *patterns[TOKENIZER_MOST_PATTERNS]; // each cuts what the ones before it have left whole
     int pattern_count;
     char *pattern_texts; // as in the file, each with a line's end behind it
@@ -190,13 +191,13 @@ static inline const json_t *tokenizer_get(const json_t *object, const char *key)
 static inline bool tokenizer_find_parts(Tokenizer *tokenizer, TokenizerFile *file, const json_t *root,
                                         Error *error) {
     const json_t *model = json_object_get(root, "model");
-    const char *type = json_string_value(json_object_get(model, "type"));
     static const char *const switches[] = {"dropout", "continuing_subword_prefix", "end_of_word_suffix"};
-    tokenizer->characters = json_is_true(json_object_get(model, "byte_fallback"));
+    tokenizer->characters = json_flag(model, "byte_fallback");
     file->vocabulary = json_object_get(model, "vocab");
     file->merges = json_object_get(model, "merges");
     file->added = tokenizer_get(root, "added_tokens");
-    if (type != NULL ? strcmp(type, "BPE") != 0 : json_object_get(model, "type") != NULL) {
+    if (json_object_get(model, "type") != NULL && !json_says(model, "type", "BPE")) {
+        const char *type = json_text(model, "type");
         return error_set(error, "%s has a model of type '%.40s', but only BPE can be read", file->name,
                          type != NULL ? type : "(no text)");
     }
@@ -209,11 +210,8 @@ static inline bool tokenizer_find_parts(Tokenizer *tokenizer, TokenizerFile *fil
     }
     for (size_t i = 0; i < sizeof switches / sizeof switches[0]; i++) {
         const json_t *value = tokenizer_get(model, switches[i]);
-        const char *text = json_string_value(value);
-        bool off = value == NULL || json_is_false(value) || (text != NULL && text[0] == '\0');
-        if (!off) {
-            return error_set(error, "%s sets '%s', which is not supported", file->name, switches[i]);
-        }
+        if (value == NULL || json_is_false(value) || json_says(model, switches[i], "")) { continue; }
+        return error_set(error, "%s sets '%s', which is not supported", file->name, switches[i]);
     }
     return true;
 }
@@ -268,16 +266,11 @@ static inline bool tokenizer_add_pattern(Tokenizer *tokenizer, const TokenizerFi
     return compiled != NULL;
 }
 
-static inline bool json_says(const json_t *object, const char *key, const char *text) {
-    const char *value = json_string_value(json_object_get(object, key));
-    return value != NULL && strcmp(value, text) == 0;
-}
-
 // Reads one part of the pre-tokenizer. Returns whether it can be followed; *letters: it has
 // ByteLevel.
 static inline bool tokenizer_read_cutter(Tokenizer *tokenizer, const TokenizerFile *file, const json_t *part,
                                          bool *letters, Error *error) {
-    const char *pattern = json_string_value(json_object_get(json_object_get(part, "pattern"), "Regex"));
+    const char *pattern = json_text(json_object_get(part, "pattern"), "Regex");
     if (json_says(part, "type", "Sequence")) {
         const json_t *parts = json_object_get(part, "pretokenizers");
         bool good = json_is_array(parts);
@@ -288,17 +281,17 @@ static inline bool tokenizer_read_cutter(Tokenizer *tokenizer, const TokenizerFi
         }
         return good;
     }
-    if (json_says(part, "type", "ByteLevel") && !json_is_true(json_object_get(part, "add_prefix_space"))) {
+    if (json_says(part, "type", "ByteLevel") && !json_flag(part, "add_prefix_space")) {
         *letters = true;
         return json_is_false(json_object_get(part, "use_regex")) ||
                tokenizer_add_pattern(tokenizer, file, TOKENIZER_GPT2, error);
     }
     if (json_says(part, "type", "Digits")) {
-        bool single = json_is_true(json_object_get(part, "individual_digits"));
+        bool single = json_flag(part, "individual_digits");
         return tokenizer_add_pattern(tokenizer, file, single ? "\\p{N}" : "\\p{N}+", error);
     }
     return json_says(part, "type", "Split") && json_says(part, "behavior", "Isolated") &&
-           !json_is_true(json_object_get(part, "invert")) && pattern != NULL &&
+           !json_flag(part, "invert") && pattern != NULL &&
            tokenizer_add_pattern(tokenizer, file, pattern, error);
 }
 
@@ -306,7 +299,7 @@ static inline bool tokenizer_read_cutter(Tokenizer *tokenizer, const TokenizerFi
 static inline const char *tokenizer_find_begin(const json_t *processor) {
     const json_t *parts = json_object_get(processor, "processors"),
                  *first = json_array_get(json_object_get(processor, "single"), 0);
-    const char *found = json_string_value(json_object_get(json_object_get(first, "SpecialToken"), "id"));
+    const char *found = json_text(json_object_get(first, "SpecialToken"), "id");
     for (size_t i = 0; found == NULL && i < json_array_size(parts); i++) {
         const json_t *one = json_array_get(parts, i);
         if (json_object_get(one, "processors") == NULL) { found = tokenizer_find_begin(one); }
@@ -320,7 +313,6 @@ static inline bool tokenizer_read_blanks(Tokenizer *tokenizer, const TokenizerFi
     const json_t *normalizer = tokenizer_get(root, "normalizer"),
                  *space = tokenizer_get(root, "pre_tokenizer"),
                  *steps = json_object_get(normalizer, "normalizers");
-    const char *scheme = json_string_value(json_object_get(space, "prepend_scheme"));
     bool sequence = json_says(normalizer, "type", "Sequence"), replaces = false, good = true;
     for (size_t i = 0; normalizer != NULL && good && i < (sequence ? json_array_size(steps) : 1); i++) {
         const json_t *step = sequence ? json_array_get(steps, i) : normalizer;
@@ -332,14 +324,14 @@ static inline bool tokenizer_read_blanks(Tokenizer *tokenizer, const TokenizerFi
         replaces = !prepends;
     }
     if (space != NULL) {
-        good = good && normalizer == NULL && json_says(space, "type", "Metaspace") && scheme != NULL &&
+        good = good && normalizer == NULL && json_says(space, "type", "Metaspace") &&
+               json_text(space, "prepend_scheme") != NULL &&
                json_says(space, "replacement", TOKENIZER_BLANK) &&
                json_is_false(json_object_get(space, "split"));
         replaces = true;
-        tokenizer->blank = !good                           ? BLANK_NOWHERE
-                           : strcmp(scheme, "always") == 0 ? BLANK_IF_NONE
-                           : strcmp(scheme, "first") == 0  ? BLANK_IF_FIRST
-                                                           : BLANK_NOWHERE;
+        tokenizer->blank = json_says(space, "prepend_scheme", "always")  ? BLANK_IF_NONE
+                           : json_says(space, "prepend_scheme", "first") ? BLANK_IF_FIRST
+                                                                         : BLANK_NOWHERE;
     }
     return (good && replaces) ||
            error_set(
@@ -349,7 +341,6 @@ static inline bool tokenizer_read_blanks(Tokenizer *tokenizer, const TokenizerFi
                file->name);
 }
 
-// How the file prepares a text: its normalizer and its pre-tokenizer.
 static inline bool tokenizer_read_preparation(Tokenizer *tokenizer, const TokenizerFile *file,
                                               const json_t *root, Error *error) {
     const json_t *normalizer = tokenizer_get(root, "normalizer");
@@ -361,15 +352,15 @@ static inline bool tokenizer_read_preparation(Tokenizer *tokenizer, const Tokeni
         return error_set(error, "%s has a normalizer that is not supported: allowed is NFC, or none",
                          file->name);
     }
-    bool good =
-        tokenizer_read_cutter(tokenizer, file, json_object_get(root, "pre_tokenizer"), &letters, error);
-    if (!(good && letters) && !error_is_set(error)) {
+    const json_t *cutter = json_object_get(root, "pre_tokenizer");
+    bool good = tokenizer_read_cutter(tokenizer, file, cutter, &letters, error) && letters;
+    if (!good && !error_is_set(error)) {
         error_set(error,
                   "%s has a pre-tokenizer that is not supported: allowed are ByteLevel without a prefix, "
                   "Digits, Split by an isolated Regex, and a Sequence of these with ByteLevel in it",
                   file->name);
     }
-    return good && letters;
+    return good;
 }
 
 // Enters a token with its id. Errors: that is no id, or it has another text already.
@@ -392,27 +383,22 @@ static inline bool tokenizer_place(Tokenizer *tokenizer, TokenizerFile *file, co
 
 static inline bool tokenizer_read_added(Tokenizer *tokenizer, TokenizerFile *file, size_t index,
                                         Error *error) {
-    const struct {
-        const char *name;
-        bool supported;
-    } flags[] = {{"single_word", false},
-                 {"lstrip", false},
-                 {"rstrip", false},
-                 {"normalized", !tokenizer->characters}}; // the blank in front would belong to its text
+    static const char *const flags[] = {"single_word", "lstrip", "rstrip", "normalized"};
+    int refused = tokenizer->characters ? 4 : 3; // the blank in front would belong to its text
     const json_t *value = json_array_get(file->added, index), *id = json_object_get(value, "id");
-    const char *text = json_string_value(json_object_get(value, "content"));
+    const char *text = json_text(value, "content");
     if (text == NULL || text[0] == '\0') {
         return error_set(error, "%s: added token %zu has no 'content'", file->name, index);
     }
     const json_t *in_vocabulary = json_object_get(file->vocabulary, text);
     AddedToken added = {.length = strlen(text),
                         .id = (int32_t)json_integer_value(id),
-                        .special = json_is_true(json_object_get(value, "special")),
-                        .normalized = json_is_true(json_object_get(value, "normalized"))};
-    for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++) {
-        if (flags[i].supported || !json_is_true(json_object_get(value, flags[i].name))) { continue; }
+                        .special = json_flag(value, "special"),
+                        .normalized = json_flag(value, "normalized")};
+    for (int i = 0; i < refused; i++) {
+        if (!json_flag(value, flags[i])) { continue; }
         return error_set(error, "%s: the added token '%.40s' sets '%s', which is not supported", file->name,
-                         text, flags[i].name);
+                         text, flags[i]);
     }
     if (in_vocabulary != NULL && json_is_integer(id) && !json_equal(in_vocabulary, id)) {
         return error_set(error, "%s: the added token '%.40s' has the id %d, but %d in the vocabulary",
@@ -421,6 +407,7 @@ static inline bool tokenizer_read_added(Tokenizer *tokenizer, TokenizerFile *fil
     if (!tokenizer_place(tokenizer, file, text, id, added.special, error)) { return false; }
     added.text = strdup(text);
     tokenizer->added[tokenizer->added_count++] = added;
+    tokenizer->begins_added[(uint8_t)text[0]] = true;
     return true;
 }
 
@@ -432,9 +419,8 @@ static inline bool tokenizer_make_bytes(Tokenizer *tokenizer, const TokenizerFil
     for (int i = 0; i < tokenizer->vocabulary; i++) {
         total += file->texts[i] != NULL ? strlen(file->texts[i]) : 0;
     }
-    tokenizer->bytes = (uint8_t *)memory_take(total + 1, 1);
-    tokenizer->offsets =
-        (uint32_t *)memory_take((size_t)tokenizer->vocabulary + 1, sizeof *tokenizer->offsets);
+    tokenizer->bytes = MEMORY_OF(uint8_t, total + 1);
+    tokenizer->offsets = MEMORY_OF(uint32_t, tokenizer->vocabulary + 1);
     memset(tokenizer->byte_ids, 0xFF, sizeof tokenizer->byte_ids);
     for (int i = 0; i < tokenizer->vocabulary; i++) {
         const char *text = file->texts[i];
@@ -493,7 +479,7 @@ static inline void tokenizer_read_whole(Tokenizer *tokenizer, const TokenizerFil
     json_t *id;
     tokenizer->whole_slots = 16;
     while (tokenizer->whole_slots < 2 * json_object_size(file->vocabulary)) { tokenizer->whole_slots *= 2; }
-    tokenizer->whole = (int32_t *)memory_take(tokenizer->whole_slots, sizeof *tokenizer->whole);
+    tokenizer->whole = MEMORY_OF(int32_t, tokenizer->whole_slots);
     memset(tokenizer->whole, 0xFF, tokenizer->whole_slots * sizeof *tokenizer->whole);
     json_object_foreach((json_t *)file->vocabulary, text, id) {
         uint32_t *begin = tokenizer->offsets + json_integer_value(id);
@@ -521,8 +507,12 @@ static inline bool tokenizer_split_merge(const json_t *merge, const char **left,
     return *length > 0 && (*right)[0] != '\0';
 }
 
-// The CRC-32 of all tokens: ids, lengths and texts.
-static inline uLong tokenizer_sum_tokens(const Tokenizer *tokenizer, const TokenizerFile *file) {
+static inline bool tokenizer_read_merges(Tokenizer *tokenizer, const TokenizerFile *file, Error *error) {
+    size_t count = json_array_size(file->merges);
+    if (count > TOKENIZER_MOST_TOKENS) {
+        return error_set(error, "%s has %zu merges; allowed: at most %d", file->name, count,
+                         (int)TOKENIZER_MOST_TOKENS);
+    }
     uLong sum = 0;
     for (int i = 0; i < tokenizer->vocabulary; i++) {
         if (file->texts[i] == NULL) { continue; }
@@ -530,20 +520,10 @@ static inline uLong tokenizer_sum_tokens(const Tokenizer *tokenizer, const Token
         sum = crc32_z(sum, (const Bytef *)numbers, sizeof numbers);
         sum = crc32_z(sum, (const Bytef *)file->texts[i], (size_t)numbers[1]);
     }
-    return sum;
-}
-
-static inline bool tokenizer_read_merges(Tokenizer *tokenizer, const TokenizerFile *file, Error *error) {
-    size_t count = json_array_size(file->merges);
-    if (count > TOKENIZER_MOST_TOKENS) {
-        return error_set(error, "%s has %zu merges; allowed: at most %d", file->name, count,
-                         (int)TOKENIZER_MOST_TOKENS);
-    }
-    uLong sum = tokenizer_sum_tokens(tokenizer, file);
     char *text = NULL; // of a token of the merge
     tokenizer->merge_slots = 16;
     while (tokenizer->merge_slots < 2 * count) { tokenizer->merge_slots *= 2; }
-    tokenizer->merges = (TokenMerge *)memory_take(tokenizer->merge_slots, sizeof *tokenizer->merges);
+    tokenizer->merges = MEMORY_OF(TokenMerge, tokenizer->merge_slots);
     bool good = true;
     for (size_t i = 0; i < tokenizer->merge_slots; i++) { tokenizer->merges[i].pair = UINT64_MAX; }
     for (size_t rank = 0; good && rank < count; rank++) {
@@ -641,23 +621,23 @@ static inline bool tokenizer_open_memory(Tokenizer *tokenizer, const char *name,
         return error_set(error, "%s is no tokenizer, which is JSON: line %d: %s", name, trouble.line,
                          trouble.text);
     }
-    tokenizer->pattern_texts = (char *)memory_take(1, 1);
+    tokenizer->pattern_texts = MEMORY_OF(char, 1);
     bool good = tokenizer_find_parts(tokenizer, &file, root, error) &&
                 tokenizer_read_preparation(tokenizer, &file, root, error);
     size_t added = json_array_size(file.added);
     const char *text;
     json_t *id;
-    file.texts = (const char **)memory_take(TOKENIZER_MOST_TOKENS, sizeof *file.texts);
-    tokenizer->is_special = (bool *)memory_take(TOKENIZER_MOST_TOKENS, sizeof(bool));
-    tokenizer->added = (AddedToken *)memory_take(added + 1, sizeof *tokenizer->added);
+    file.texts = MEMORY_OF(const char *, TOKENIZER_MOST_TOKENS);
+    tokenizer->is_special = MEMORY_OF(bool, TOKENIZER_MOST_TOKENS);
+    tokenizer->added = MEMORY_OF(AddedToken, added + 1);
     json_object_foreach((json_t *)file.vocabulary, text, id) {
         good = good && tokenizer_place(tokenizer, &file, text, id, false, error);
     }
     for (size_t i = 0; good && i < added; i++) { good = tokenizer_read_added(tokenizer, &file, i, error); }
     good = good && tokenizer_make_bytes(tokenizer, &file, error) &&
            tokenizer_read_merges(tokenizer, &file, error);
-    bool ignores = json_is_true(json_object_get(json_object_get(root, "model"), "ignore_merges"));
-    if (good && (ignores || tokenizer->characters)) { tokenizer_read_whole(tokenizer, &file); }
+    bool ignores_merges = json_flag(json_object_get(root, "model"), "ignore_merges");
+    if (good && (ignores_merges || tokenizer->characters)) { tokenizer_read_whole(tokenizer, &file); }
     const char *begin = tokenizer_find_begin(json_object_get(root, "post_processor"));
     tokenizer->begin = begin == NULL ? -1 : tokenizer_find_added(tokenizer, begin);
     tokenizer->end = tokenizer_find_added(tokenizer, "<|endoftext|>");
@@ -677,11 +657,10 @@ static inline bool tokenizer_open(Tokenizer *tokenizer, const char *path, Error 
         bool is_of_old = path_within(inside, path, "vocab.json", error) && stat(inside, &status) == 0;
         if (!path_within(inside, path, "tokenizer.json", error)) { return false; }
         if (is_of_old && stat(inside, &status) != 0) {
-            return error_set(
-                error,
-                "%.300s has a vocab.json, but no tokenizer.json: transformers makes it of them in "
-                "Python, by AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)",
-                path);
+            return error_set(error,
+                             "%.300s has a vocab.json, but no tokenizer.json: transformers makes it of them "
+                             "in Python, by AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)",
+                             path);
         }
         path = inside;
     }
@@ -722,6 +701,7 @@ typedef struct TokenizerWork {
     PieceMerge *heap;
     size_t token_capacity, heap_count, heap_capacity;
     pcre2_match_data *match;
+    Error *error;
 } TokenizerWork;
 
 static inline void tokenizer_give(TokenizerWork *work, int32_t id, const uint8_t *begin) {
@@ -736,7 +716,6 @@ static inline bool piece_before(const PieceMerge *a, const PieceMerge *b) {
     return a->rank != b->rank ? a->rank < b->rank : a->position < b->position;
 }
 
-// Pushes the merge of the tokens at `left` and `right`, if any.
 static inline void piece_push(TokenizerWork *work, int32_t left, int32_t right) {
     if (left < 0 || right < 0) { return; }
     const TokenMerge *merge =
@@ -808,24 +787,23 @@ static inline void tokenizer_encode_piece(TokenizerWork *work, const uint8_t *by
     }
 }
 
-// Cuts valid UTF-8 by the patterns from `number` on, and encodes the pieces: what a pattern
+// Cuts valid UTF-8 by the patterns from `index` on, and encodes the pieces: what a pattern
 // matches, and what lies between. A later pattern sees one piece at a time, as a text of its own.
-static inline bool tokenizer_encode_valid(TokenizerWork *work, int number, const uint8_t *text, size_t count,
-                                          Error *error) {
-    if (number == TOKENIZER_MOST_PATTERNS || number == work->tokenizer->pattern_count) {
+static inline bool tokenizer_encode_valid(TokenizerWork *work, int index, const uint8_t *text, size_t count) {
+    if (index == TOKENIZER_MOST_PATTERNS || index == work->tokenizer->pattern_count) {
         tokenizer_encode_piece(work, text, count);
         return true;
     }
     const PCRE2_SIZE *place = pcre2_get_ovector_pointer(work->match);
     for (size_t at = 0; at < count;) {
-        int found = pcre2_match(work->tokenizer->patterns[number], text, count, at,
+        int found = pcre2_match(work->tokenizer->patterns[index], text, count, at,
                                 PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY, work->match, NULL);
         if (found < 0 && found != PCRE2_ERROR_NOMATCH) {
-            return error_set(error, "PCRE2 cannot cut the text at byte %zu (error %d)", at, found);
+            return error_set(work->error, "PCRE2 cannot cut the text at byte %zu (error %d)", at, found);
         }
         size_t begin = found < 0 ? count : place[0], end = found < 0 ? count : place[1];
-        if ((begin > at && !tokenizer_encode_valid(work, number + 1, text + at, begin - at, error)) ||
-            (end > begin && !tokenizer_encode_valid(work, number + 1, text + begin, end - begin, error))) {
+        if ((begin > at && !tokenizer_encode_valid(work, index + 1, text + at, begin - at)) ||
+            (end > begin && !tokenizer_encode_valid(work, index + 1, text + begin, end - begin))) {
             return false;
         }
         at = end;
@@ -835,15 +813,14 @@ static inline bool tokenizer_encode_valid(TokenizerWork *work, int number, const
 
 // Encodes text without added tokens: ranges of valid UTF-8 piece by piece, and ranges of
 // other bytes one by one.
-static inline bool tokenizer_encode_plain(TokenizerWork *work, const uint8_t *text, size_t count,
-                                          Error *error) {
+static inline bool tokenizer_encode_plain(TokenizerWork *work, const uint8_t *text, size_t count) {
     for (size_t begin = 0, length = 0, end; begin < count; begin = end) {
         bool valid = utf8_scan(text + begin, count - begin, &length) == UTF8_VALID;
         end = begin + length;
         while (end < count && (utf8_scan(text + end, count - end, &length) == UTF8_VALID) == valid) {
             end += length;
         }
-        if (valid && !tokenizer_encode_valid(work, 0, text + begin, end - begin, error)) { return false; }
+        if (valid && !tokenizer_encode_valid(work, 0, text + begin, end - begin)) { return false; }
         for (size_t at = begin; !valid && at < end; at++) { tokenizer_encode_piece(work, text + at, 1); }
     }
     return true;
@@ -851,10 +828,8 @@ static inline bool tokenizer_encode_plain(TokenizerWork *work, const uint8_t *te
 
 // The text of a special token that stands in a text; NULL: none does.
 static inline const char *tokenizer_find_spelled(const Tokenizer *tokenizer, const char *text, size_t count) {
-    bool begins[256] = {false};
-    for (int i = 0; i < tokenizer->added_count; i++) { begins[(uint8_t)tokenizer->added[i].text[0]] = true; }
     for (size_t at = 0; at < count; at++) {
-        for (int i = 0; begins[(uint8_t)text[at]] && i < tokenizer->added_count; i++) {
+        for (int i = 0; tokenizer->begins_added[(uint8_t)text[at]] && i < tokenizer->added_count; i++) {
             const AddedToken *one = &tokenizer->added[i];
             bool fits =
                 one->special && one->length <= count - at && memcmp(one->text, text + at, one->length) == 0;
@@ -865,7 +840,7 @@ static inline const char *tokenizer_find_spelled(const Tokenizer *tokenizer, con
 }
 
 static inline bool tokenizer_encode_added(TokenizerWork *work, const uint8_t *text, size_t count,
-                                          bool normalized, Error *error);
+                                          bool normalized);
 
 // A text as the normalizer makes it, and where in the text that was given each byte was: nearly,
 // for between two characters of ASCII bytes are counted. Tokens must begin at different places
@@ -876,12 +851,9 @@ typedef struct ComposedText {
     size_t count, byte_room, origin_room;
 } ComposedText;
 
-static inline void composed_reserve(ComposedText *whole, size_t more) {
-    list_reserve((void **)&whole->bytes, whole->count, &whole->byte_room, more, 1);
-    list_reserve((void **)&whole->origins, whole->count, &whole->origin_room, more, sizeof(int32_t));
-}
-
 static inline void composed_add(ComposedText *whole, uint8_t byte, int32_t origin) {
+    list_reserve((void **)&whole->bytes, whole->count, &whole->byte_room, 1, 1);
+    list_reserve((void **)&whole->origins, whole->count, &whole->origin_room, 1, sizeof origin);
     whole->bytes[whole->count] = byte;
     whole->origins[whole->count++] = origin;
 }
@@ -892,7 +864,6 @@ static inline void tokenizer_put_blanks(const Tokenizer *tokenizer, const uint8_
     TokenizerBlank blank = tokenizer->blank;
     bool has_one = text[0] == ' ' || (count >= 3 && memcmp(text, TOKENIZER_BLANK, 3) == 0);
     bool needs = blank == BLANK_IF_NONE || (blank == BLANK_IF_FIRST && origin == 0);
-    composed_reserve(whole, count + 1);
     if (blank == BLANK_ALWAYS || (needs && !has_one)) { composed_add(whole, ' ', origin); }
     for (size_t i = 0; i < count; i++) {
         bool is_blank = count - i >= 3 && memcmp(text + i, TOKENIZER_BLANK, 3) == 0;
@@ -916,7 +887,6 @@ static inline bool tokenizer_compose(const uint8_t *text, size_t count, int32_t 
         size_t more = length < 0 ? end - begin : (size_t)length;
         const uint8_t *bytes = length < 0 ? text + begin : composed;
         bool same = more == end - begin && memcmp(bytes, text + begin, more) == 0;
-        composed_reserve(whole, more);
         for (size_t i = 0; i < more; i++) {
             composed_add(whole, bytes[i], origin + (int32_t)(begin + size_min(i, end - begin - 1)));
         }
@@ -927,8 +897,7 @@ static inline bool tokenizer_compose(const uint8_t *text, size_t count, int32_t 
 }
 
 // What lies between the added tokens that are not normalized.
-static inline bool tokenizer_encode_between(TokenizerWork *work, const uint8_t *text, size_t count,
-                                            Error *error) {
+static inline bool tokenizer_encode_between(TokenizerWork *work, const uint8_t *text, size_t count) {
     ComposedText whole = {NULL, NULL, 0, 0, 0};
     const uint8_t *given = work->text;
     const Tokenizer *tokenizer = work->tokenizer;
@@ -943,7 +912,7 @@ static inline bool tokenizer_encode_between(TokenizerWork *work, const uint8_t *
         work->origins = whole.origins;
         count = whole.count;
     }
-    bool good = tokenizer_encode_added(work, text, count, true, error);
+    bool good = tokenizer_encode_added(work, text, count, true);
     work->text = given;
     work->origins = NULL;
     free(whole.bytes);
@@ -954,15 +923,13 @@ static inline bool tokenizer_encode_between(TokenizerWork *work, const uint8_t *
 // Encodes any text: cuts out the added tokens that are not normalized, then, from each range
 // between them, the normalized ones, and encodes what is left.
 static inline bool tokenizer_encode_added(TokenizerWork *work, const uint8_t *text, size_t count,
-                                          bool normalized, Error *error) {
+                                          bool normalized) {
     const Tokenizer *tokenizer = work->tokenizer;
-    bool begins[256] = {false};
-    for (int i = 0; i < tokenizer->added_count; i++) { begins[(uint8_t)tokenizer->added[i].text[0]] = true; }
     for (size_t begin = 0, at = 0; begin < count;) {
         const AddedToken *added = NULL;
         for (; at < count; at += added != NULL ? added->length : 1) {
             added = NULL; // the longest that the text begins with here
-            for (int i = 0; begins[text[at]] && i < tokenizer->added_count; i++) {
+            for (int i = 0; tokenizer->begins_added[text[at]] && i < tokenizer->added_count; i++) {
                 const AddedToken *one = &tokenizer->added[i];
                 bool fits = one->normalized == normalized && one->length <= count - at &&
                             memcmp(one->text, text + at, one->length) == 0;
@@ -970,8 +937,8 @@ static inline bool tokenizer_encode_added(TokenizerWork *work, const uint8_t *te
             }
             if (added != NULL && (work->special || !added->special)) { break; }
         }
-        bool good = normalized ? tokenizer_encode_plain(work, text + begin, at - begin, error)
-                               : tokenizer_encode_between(work, text + begin, at - begin, error);
+        bool good = normalized ? tokenizer_encode_plain(work, text + begin, at - begin)
+                               : tokenizer_encode_between(work, text + begin, at - begin);
         if (!good) { return false; }
         if (at >= count) { break; }
         tokenizer_give(work, added->id, text + at);
@@ -990,13 +957,11 @@ static inline bool tokenizer_encode_places(const Tokenizer *tokenizer, const cha
         return error_set(error, "a text of %zu bytes is too long to encode at once: at most %d", count,
                          TOKENIZER_MOST_TEXT_BYTES);
     }
-    TokenizerWork work = {.tokenizer = tokenizer,
-                          .special = special,
-                          .text = (const uint8_t *)text,
-                          .out = out,
-                          .begins = begins};
+    TokenizerWork work = {
+        .tokenizer = tokenizer, .special = special, .out = out, .begins = begins, .error = error};
+    work.text = (const uint8_t *)text;
     work.match = pcre2_match_data_create(1, NULL); // the place of a whole match
-    bool good = tokenizer_encode_added(&work, (const uint8_t *)text, count, false, error);
+    bool good = tokenizer_encode_added(&work, work.text, count, false);
     pcre2_match_data_free(work.match);
     free(work.tokens);
     free(work.heap);

@@ -529,15 +529,22 @@ static void run_sum_of_squares(Bench *bench, const Case *work, void **arrays) {
 
 static void run_outer_pseudo_gradient(Bench *bench, const Case *work, void **arrays) {
     (void)work;
-    outer_pseudo_gradient(&bench->stream, (float *)arrays[0], (const float *)arrays[1],
-                          (const float *)arrays[2], bench->elements, 0.5f);
+    OuterRange range = {.outer = (float *)arrays[1],
+                        .local = (float *)arrays[2],
+                        .exchange = (float *)arrays[0],
+                        .count = bench->elements};
+    outer_pseudo_gradient(&bench->stream, &range, 0.5f);
 }
 
 static void run_outer_nesterov(Bench *bench, const Case *work, void **arrays) {
     (void)work;
     NesterovStep step = {0.5f, 0.7f, 0.9f, 0.5f};
-    outer_nesterov(&bench->stream, (float *)arrays[0], (float *)arrays[1], (float *)arrays[2],
-                   (const float *)arrays[3], bench->elements, &step);
+    OuterRange range = {.outer = (float *)arrays[0],
+                        .momentum = (float *)arrays[1],
+                        .local = (float *)arrays[2],
+                        .exchange = (float *)arrays[3],
+                        .count = bench->elements};
+    outer_nesterov(&bench->stream, &range, &step);
 }
 
 static void run_wire_encode(Bench *bench, const Case *work, void **arrays) {
@@ -920,12 +927,12 @@ static bool try_offer(Bench *bench, const Case *work, const CudaGemmPlan *plan) 
     void *arrays[ARRAYS];
     int a = work->result == 2 ? 1 : 2, b = work->result == 0 ? 1 : 0; // the two others
     place_set(bench, work, 0, arrays);
-    CudaGemmCall call = {.a = arrays[a],
-                         .b = arrays[b],
-                         .result = arrays[work->result],
-                         .scale = 1.0f,
-                         .adds = work->result == 2,
-                         .count = 1};
+    Matmul call = {.a = (const Real *)arrays[b],
+                   .b = (const Real *)arrays[a],
+                   .result = (Real *)arrays[work->result],
+                   .accumulate = work->result == 2,
+                   .scale = 1.0f,
+                   .count = 1};
     return cuda_gemm_call(&bench->stream, plan, &call) == CUBLAS_STATUS_SUCCESS;
 }
 

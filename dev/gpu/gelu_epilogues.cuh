@@ -68,12 +68,12 @@ static inline cublasStatus_t epilogue_run(Stream *stream, EpilogueProduct *produ
     if (!product->planned) { epilogue_plan(stream, product, gemm, epilogue, arrays); }
     if (product->status != CUBLAS_STATUS_SUCCESS) { return product->status; }
     epilogue_point(&product->plan, arrays);
-    CudaGemmCall call = {.a = arrays->a,
-                         .b = arrays->b,
-                         .result = arrays->result,
-                         .scale = 1.0f,
-                         .adds = epilogue == CUBLASLT_EPILOGUE_BGRADB, // the gradient of a weight
-                         .count = 1};
+    Matmul call = {.a = (const Real *)arrays->b,
+                   .b = (const Real *)arrays->a,
+                   .result = (Real *)arrays->result,
+                   .accumulate = epilogue == CUBLASLT_EPILOGUE_BGRADB, // the gradient of a weight
+                   .scale = 1.0f,
+                   .count = 1};
     product->status = cuda_gemm_run(stream, &product->plan, &call);
     if (product->status != CUBLAS_STATUS_SUCCESS) { cuda_gemm_forget(&product->plan); }
     return product->status;

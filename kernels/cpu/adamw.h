@@ -22,8 +22,6 @@
 
 #include "kernels/cpu/reals.h"
 #include "kernels/moments.h"
-#include "runtime/device.h"
-#include "runtime/numbers.h"
 
 // Elements of a task: five arrays of 64 KB, which fit the second-level cache.
 enum { ADAMW_BLOCK = 16384 };
@@ -38,8 +36,7 @@ typedef struct AdamWStep {
     float divisor, scale; // of the gradient
 } AdamWStep;
 
-// t: the number of this step, from 1. The caller may change divisor and scale, which are
-// 1.
+// t: the number of this step, from 1. The caller may change divisor and scale, which are 1.
 static inline AdamWStep adamw_step(double beta1, double beta2, double t, double epsilon, double learning_rate,
                                    double weight_decay) {
     AdamWStep step;

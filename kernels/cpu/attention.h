@@ -1,5 +1,4 @@
-// attention.h: causal self-attention, global or within a local window, forward and
-// backward.
+// attention.h: causal self-attention, global or within a local window, forward and backward.
 //
 // For each sample and head, with q, k, v (T, D) and D = C / H:
 //
@@ -34,8 +33,6 @@
 #pragma once
 
 #include "kernels/cpu/matmul.h"
-#include "kernels/cpu/vector_math.h"
-#include "runtime/device.h"
 
 enum { ATTENTION_ROWS = 64 };
 
@@ -55,7 +52,6 @@ typedef struct Attention {
     const int32_t *starts;
 } Attention;
 
-// The first key of a query's window.
 WIRE_FUNCTION int attention_oldest_key(int query, int window) {
     return window > 0 && query - window + 1 > 0 ? query - window + 1 : 0;
 }
@@ -175,7 +171,7 @@ static inline int attention_first_key(const AttentionHead *head, int query) {
 static inline AttentionBlock attention_block(const AttentionHead *head, int first) {
     AttentionBlock block;
     block.first = first;
-    block.rows = head->T - first < ATTENTION_ROWS ? head->T - first : ATTENTION_ROWS;
+    block.rows = int_min(head->T - first, ATTENTION_ROWS);
     block.keys = attention_first_key(head, first);
     block.key_count = first + block.rows - block.keys;
     block.q = head->q + (size_t)first * (size_t)head->qkv_stride;
@@ -194,8 +190,7 @@ static inline void attention_matmul(float *result, int result_stride, const floa
     matmul_block(&work);
 }
 
-// Turns a row of scores into probabilities in place, 0 outside [begin, end). Returns its
-// logsumexp.
+// Turns a row of scores into probabilities in place, 0 outside [begin, end). Returns its logsumexp.
 static inline float attention_softmax(float *scores, int begin, int end, int columns) {
     float *row = scores + begin, sums[SUM_LANES] = {0};
     float maximum = row_maximum(as_reals_const(row), (size_t)(end - begin), PRECISION_FP32);
@@ -307,11 +302,11 @@ static inline void cpu_attention(Stream *stream, const Attention *work) {
                     backward ? attention_backward_task : attention_forward_task, (void *)work);
 }
 
-// ---------------------------------------------------------------------------------------
-// Decoding: one query against the keys and values of all earlier positions
+// ---- Decoding -------------------------------------------------------------------------
 
+// output = attention of a query at `position` over the keys and values up to there.
 typedef struct AttentionDecode {
-    float *output, *scores;             // (C), (H, positions)
+    float *output, *scores;             // (C), (H, positions): workspace
     const float *query, *keys, *values; // (C), (positions, KV D), (positions, KV D)
     int position, positions, channels, heads, kv_heads, window;
 } AttentionDecode;
@@ -338,12 +333,6 @@ static inline void attention_decode_task(void *context, int task, int thread) {
     }
 }
 
-// output (C) = attention of query (C) at `position` over keys and values (positions, KV D)
-// up to there. scores (heads, positions) is workspace.
-static inline void cpu_attention_decode(Stream *stream, float *output, float *scores, const float *query,
-                                        const float *keys, const float *values, int position, int positions,
-                                        int C, int heads, int kv_heads, int window) {
-    AttentionDecode work = {output,    scores, query, keys,     values, position,
-                            positions, C,      heads, kv_heads, window};
-    thread_pool_run(stream->pool, heads, attention_decode_task, &work);
+static inline void cpu_attention_decode(Stream *stream, const AttentionDecode *work) {
+    thread_pool_run(stream->pool, work->heads, attention_decode_task, (void *)work);
 }

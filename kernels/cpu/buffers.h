@@ -9,8 +9,6 @@
 #pragma once
 
 #include "kernels/cpu/vector_math.h"
-#include "runtime/device.h"
-#include "runtime/numbers.h"
 
 enum { BUFFER_BLOCK = 32768 };
 

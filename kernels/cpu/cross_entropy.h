@@ -11,7 +11,6 @@
 // CROSS_ENTROPY_ROWS rows.
 #pragma once
 
-#include "kernels/cpu/reals.h"
 #include "kernels/cpu/row_blocks.h"
 #include "kernels/cpu/vector_math.h"
 
@@ -60,8 +59,7 @@ REAL_LOOP void cross_entropy_row(const CrossEntropy *work, int row, Precision pr
 }
 
 REAL_LOOP void cross_entropy_rows(const CrossEntropy *work, int task, Precision precision) {
-    int begin = task * CROSS_ENTROPY_ROWS,
-        end = begin + CROSS_ENTROPY_ROWS < work->rows ? begin + CROSS_ENTROPY_ROWS : work->rows;
+    int begin = task * CROSS_ENTROPY_ROWS, end = int_min(begin + CROSS_ENTROPY_ROWS, work->rows);
     assert(work->stride == work->vocabulary);
     for (int row = begin; row < end; row++) { cross_entropy_row(work, row, precision); }
 }

@@ -74,9 +74,8 @@ static inline size_t embedding_partials_floats(int rows, int C) {
     return ((size_t)rows + EMBEDDING_SEGMENT - 1) / EMBEDDING_SEGMENT * 2 * (size_t)C;
 }
 
-// order (rows) = the indices of tokens (rows), sorted by token, equal tokens by index:
-// the order in which a GPU sums the gradient of wte. A counting sort; counts (V + 1) is
-// workspace.
+// order (rows) = the indices of tokens (rows), sorted by token, equal tokens by index: the order in
+// which a GPU sums the gradient of wte. A counting sort; counts (V + 1) is workspace.
 static inline void embedding_order(int32_t *order, int32_t *counts, const int32_t *tokens, int rows, int V) {
     memset(counts, 0, ((size_t)V + 1) * sizeof *counts);
     for (int row = 0; row < rows; row++) { counts[tokens[row] + 1]++; }

@@ -11,7 +11,6 @@
 // backward is one multiplication and no exponential. Tasks and the sums over rows: row_blocks.h.
 #pragma once
 
-#include "kernels/cpu/reals.h"
 #include "kernels/cpu/row_blocks.h"
 #include "kernels/cpu/vector_math.h"
 

@@ -36,9 +36,10 @@ typedef struct Layernorm {
     const Real *branch;          // (rows, C) or NULL
     const Real *branch_bias;     // (C) or NULL
     // Backward
-    Real *d_residual;                         // (rows, C); the result
-    bool accumulate;                          // d_residual += instead of =
-    float *d_weight, *d_bias, *d_branch_bias; // (C), +=; d_bias NULL: RMSNorm; d_branch_bias or NULL
+    Real *d_residual; // (rows, C); the result
+    bool accumulate;  // d_residual += instead of =
+    // d_bias NULL: an RMSNorm; a frozen bias has an array, too. d_branch_bias may be NULL.
+    float *d_weight, *d_bias, *d_branch_bias; // (C), +=
     float *partials;                          // workspace (row_partials_floats(3C))
     const Real *d_output;                     // (rows, C)
 } Layernorm;

@@ -20,7 +20,6 @@
 
 #include "kernels/cpu/onednn.h"
 #include "kernels/cpu/vector_math.h"
-#include "runtime/device.h"
 
 // result (M, N) = scale a (M, K) b (K, N) [+ result]. A transposed operand is stored as
 // (K, M) or (N, K). Strides are between rows as stored.
@@ -90,9 +89,9 @@ REAL_LOOP void matmul_add_block(const Matmul *work, int m0, int rows, int k0, in
 static inline void matmul_block_plain(const Matmul *work) {
     float packed[MATMUL_PLAIN_BLOCK * MATMUL_PLAIN_BLOCK], sums[MATMUL_PLAIN_ROWS * MATMUL_PLAIN_BLOCK];
     for (int n0 = 0; n0 < work->N; n0 += MATMUL_PLAIN_BLOCK) {
-        int width = work->N - n0 < MATMUL_PLAIN_BLOCK ? work->N - n0 : MATMUL_PLAIN_BLOCK;
+        int width = int_min(work->N - n0, MATMUL_PLAIN_BLOCK);
         for (int m0 = 0; m0 < work->M; m0 += MATMUL_PLAIN_ROWS) {
-            int rows = work->M - m0 < MATMUL_PLAIN_ROWS ? work->M - m0 : MATMUL_PLAIN_ROWS;
+            int rows = int_min(work->M - m0, MATMUL_PLAIN_ROWS);
             for (int i = 0; i < rows * width; i++) {
                 size_t place =
                     (size_t)(m0 + i / width) * (size_t)work->result_stride + (size_t)(n0 + i % width);
@@ -100,7 +99,7 @@ static inline void matmul_block_plain(const Matmul *work) {
                     work->accumulate ? real_load(work->result, place, work->result_precision) : 0.0f;
             }
             for (int k0 = 0; k0 < work->K; k0 += MATMUL_PLAIN_BLOCK) {
-                int depth = work->K - k0 < MATMUL_PLAIN_BLOCK ? work->K - k0 : MATMUL_PLAIN_BLOCK;
+                int depth = int_min(work->K - k0, MATMUL_PLAIN_BLOCK);
                 REAL_CALL(work->precision, matmul_pack, work, k0, depth, n0, width, packed);
                 REAL_CALL(work->precision, matmul_add_block, work, m0, rows, k0, depth, width, packed, sums);
             }
@@ -158,8 +157,8 @@ static inline void matmul_tile_task(void *context, int task, int thread) {
     const MatmulTiles *tiles = (const MatmulTiles *)context;
     Matmul tile = *tiles->whole;
     int m0 = task / tiles->tiles_N * tiles->tile_M, n0 = task % tiles->tiles_N * tiles->tile_N;
-    tile.M = tile.M - m0 < tiles->tile_M ? tile.M - m0 : tiles->tile_M;
-    tile.N = tile.N - n0 < tiles->tile_N ? tile.N - n0 : tiles->tile_N;
+    tile.M = int_min(tile.M - m0, tiles->tile_M);
+    tile.N = int_min(tile.N - n0, tiles->tile_N);
     tile.a = real_at_const(tile.a, tile.a_transposed ? (size_t)m0 : (size_t)m0 * (size_t)tile.a_stride,
                            tile.precision);
     tile.b = real_at_const(tile.b, tile.b_transposed ? (size_t)n0 * (size_t)tile.b_stride : (size_t)n0,

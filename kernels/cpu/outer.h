@@ -1,19 +1,28 @@
 // outer.h: the outer steps of local rules, whose workers train for a while on their own.
 //
-// All workers share outer parameters (`outer`, `base`); each has trained local ones from
+// All workers share outer parameters (`outer`); each has trained local ones from
 // there. Their difference, outer - local, is the pseudo-gradient. Each counts with its worker's
-// weight. Their sum over all workers, `sum`, is what an outer step descends along:
+// weight. Their sum over all workers is what an outer step descends along:
 //
 //   outer_nesterov    SGD with Nesterov momentum, no dampening, as PyTorch's
 //                     (Douillard et al., 2023)
 //   outer_momentum    heavy-ball momentum, clipped, on a sum that is one round old
 //                     (Sun et al., 2024)
 //
-// All arrays are (count), fp32; the pseudo-gradient is taken in fp32 before any narrower
-// wire format rounds it. Each function is one plain loop in the calling thread.
+// The pseudo-gradient is taken in fp32 before any narrower wire format rounds it. Each function is
+// one plain loop in the calling thread.
 #pragma once
 
 #include "kernels/wire.h"
+
+// The elements that an outer step works on: (count) each, fp32. Not all steps use all arrays.
+typedef struct OuterRange {
+    float *outer, *momentum; // what all workers share
+    float *local;            // this worker's parameters
+    float *exchange;         // the sum that was received; then the pseudo-gradient to be sent
+    const float *start;      // where the local parameters began; may be `outer`
+    size_t count;
+} OuterRange;
 
 typedef struct NesterovStep {
     float inverse_weight; // 1 / sum of the weights of all workers
@@ -31,28 +40,29 @@ typedef struct MomentumStep {
     bool received;        // there is a sum; false only at the end of the first round
 } MomentumStep;
 
-static inline void cpu_outer_pseudo_gradient(float *pseudo_gradient, const float *outer, const float *local,
-                                             size_t count, float weight) {
+// exchange = weight * (outer - local)
+static inline void cpu_outer_pseudo_gradient(const OuterRange *range, float weight) {
+    const OuterRange r = *range;
 #pragma omp simd
-    for (size_t i = 0; i < count; i++) { pseudo_gradient[i] = weight * (outer[i] - local[i]); }
+    for (size_t i = 0; i < r.count; i++) { r.exchange[i] = weight * (r.outer[i] - r.local[i]); }
 }
 
-// With the mean pseudo-gradient D = sum * inverse_weight:
+// With the mean pseudo-gradient D = exchange * inverse_weight:
 //   momentum = mu * momentum + D
 //   outer = outer - learning_rate * (D + mu * momentum)
 //   local = alpha * local + (1 - alpha) * outer
-static inline void cpu_outer_nesterov(float *outer, float *momentum, float *local, const float *sum,
-                                      size_t count, const NesterovStep *step) {
+static inline void cpu_outer_nesterov(const OuterRange *range, const NesterovStep *step) {
+    const OuterRange r = *range;
     const float inverse = step->inverse_weight, rate = step->learning_rate, mu = step->momentum;
     const float alpha = step->alpha, rest = 1.0f - step->alpha;
 #pragma omp simd
-    for (size_t i = 0; i < count; i++) {
-        float mean = sum[i] * inverse;
-        float velocity = mu * momentum[i] + mean;
-        float moved = outer[i] - rate * (mean + mu * velocity);
-        momentum[i] = velocity;
-        outer[i] = moved;
-        local[i] = alpha > 0.0f ? alpha * local[i] + rest * moved : moved;
+    for (size_t i = 0; i < r.count; i++) {
+        float mean = r.exchange[i] * inverse;
+        float velocity = mu * r.momentum[i] + mean;
+        float moved = r.outer[i] - rate * (mean + mu * velocity);
+        r.momentum[i] = velocity;
+        r.outer[i] = moved;
+        r.local[i] = alpha > 0.0f ? alpha * r.local[i] + rest * moved : moved;
     }
 }
 
@@ -61,27 +71,26 @@ WIRE_FUNCTION float outer_clip(float value, float phi) {
     return phi > 0.0f ? (below < -phi ? -phi : below) : value;
 }
 
-// `start` is where the round began; it may be `base`. `exchange` holds, if `received`, the
-// sum of the pseudo-gradients of the round before, with mean D; it becomes the
-// pseudo-gradient of this round, weight * (start - local). Then
+// `exchange` holds, if `received`, the sum of the pseudo-gradients of the round before, with mean
+// D; it becomes the pseudo-gradient of this round, weight * (start - local). Then
 //   momentum = beta * momentum + D / gap
-//   base = local = base - alpha * clip(momentum)
+//   outer = local = outer - alpha * clip(momentum)
 //   local = local - alpha * own_share * (start - local)    if it has one
-// Without a sum, momentum and base stay, and only local moves.
-static inline void cpu_outer_momentum(float *base, float *momentum, float *local, float *exchange,
-                                      const float *start, size_t count, const MomentumStep *step) {
+// Without a sum, momentum and outer stay, and only local moves.
+static inline void cpu_outer_momentum(const OuterRange *range, const MomentumStep *step) {
+    const OuterRange r = *range;
     const MomentumStep s = *step;
     const float own = s.alpha * s.own_share;
 #pragma omp simd
-    for (size_t i = 0; i < count; i++) {
-        float delta = start[i] - local[i], moved = base[i];
+    for (size_t i = 0; i < r.count; i++) {
+        float delta = r.start[i] - r.local[i], moved = r.outer[i];
         if (s.received) {
-            float velocity = s.beta * momentum[i] + exchange[i] * s.inverse_weight / s.gap;
-            momentum[i] = velocity;
-            moved = base[i] - s.alpha * outer_clip(velocity, s.phi);
+            float velocity = s.beta * r.momentum[i] + r.exchange[i] * s.inverse_weight / s.gap;
+            r.momentum[i] = velocity;
+            moved = r.outer[i] - s.alpha * outer_clip(velocity, s.phi);
         }
-        base[i] = moved;
-        local[i] = own > 0.0f ? moved - own * delta : moved;
-        exchange[i] = s.weight * delta;
+        r.outer[i] = moved;
+        r.local[i] = own > 0.0f ? moved - own * delta : moved;
+        r.exchange[i] = s.weight * delta;
     }
 }

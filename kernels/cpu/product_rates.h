@@ -9,8 +9,6 @@
 #pragma once
 
 #include "kernels/kernels.h"
-#include "runtime/numbers.h"
-#include "runtime/random.h"
 
 enum {
     PRODUCT_RATES_ROUNDS = 49, // at most; the median counts
@@ -22,16 +20,21 @@ typedef struct ProductRates {
     double gflops[2]; // by Precision; 0: the library has no products in this format
 } ProductRates;
 
-// bf16 where it is faster by more than measurements vary: otherwise its rounding buys
-// nothing.
+// bf16 where it is faster by more than measurements vary: otherwise its rounding buys nothing.
 static inline Precision product_rates_faster(const ProductRates *rates) {
     bool faster = rates->gflops[PRECISION_BF16] > 1.1 * rates->gflops[PRECISION_FP32];
     return faster ? PRECISION_BF16 : PRECISION_FP32;
 }
 
-// The arrays of a linear layer, for both formats: two numbers of bf16 side by side are one of fp32,
-// of about the upper one's size.
-enum { LAYER_INPUT, LAYER_WEIGHT, LAYER_OUTPUT, LAYER_D_INPUT, LAYER_D_WEIGHT, LAYER_ARRAYS };
+// Random numbers (count) for both formats: two of bf16 side by side are one of fp32, of about the
+// upper one's size.
+static inline Real *product_rates_numbers(size_t count, Random *random) {
+    Real *numbers = (Real *)memory_take(count, sizeof(float));
+    for (size_t i = 0; i < 2 * count; i++) {
+        real_store(numbers, i, (float)(random_uniform(random) - 0.5), PRECISION_BF16);
+    }
+    return numbers;
+}
 
 // Measures with as many threads of its own for about `seconds`, and each wanted format
 // (by Precision) at least once. A rate is 0 where it was not measured, because it is not wanted
@@ -39,7 +42,6 @@ enum { LAYER_INPUT, LAYER_WEIGHT, LAYER_OUTPUT, LAYER_D_INPUT, LAYER_D_WEIGHT, L
 static inline ProductRates product_rates_measure(int threads, const bool wanted[2], int rows, int inputs,
                                                  int outputs, double seconds) {
     ProductRates rates = {{0, 0}};
-    Real *layer[LAYER_ARRAYS];
     double times[2][PRODUCT_RATES_ROUNDS];
     int rounds = 0;
     Stream stream;
@@ -47,32 +49,30 @@ static inline ProductRates product_rates_measure(int threads, const bool wanted[
     stream.pool = thread_pool_create(threads, false);
     bool has[2] = {wanted[PRECISION_FP32], wanted[PRECISION_BF16] && matmul_has_bf16()};
     if (rows > PRODUCT_RATES_ROWS) { rows = PRODUCT_RATES_ROWS; }
-    size_t in = (size_t)rows * (size_t)inputs, out = (size_t)rows * (size_t)outputs,
-           weight = (size_t)outputs * (size_t)inputs;
-    const size_t counts[LAYER_ARRAYS] = {in, weight, out, in, weight};
-    Random random = {random_hash(1, in)};
-    for (int i = 0; i < LAYER_ARRAYS; i++) {
-        layer[i] = (Real *)memory_take(counts[i], sizeof(float));
-        for (size_t j = 0; j < 2 * counts[i]; j++) {
-            real_store(layer[i], j, (float)(random_uniform(&random) - 0.5), PRECISION_BF16);
-        }
-    }
+    size_t ins = (size_t)rows * (size_t)inputs, outs = (size_t)rows * (size_t)outputs,
+           weights = (size_t)outputs * (size_t)inputs;
+    Random random = {random_hash(1, ins)};
+    Real *input = product_rates_numbers(ins, &random), *weight = product_rates_numbers(weights, &random),
+         *output = product_rates_numbers(outs, &random), *d_input = product_rates_numbers(ins, &random),
+         *d_weight = product_rates_numbers(weights, &random);
     double end = clock_seconds() + seconds;
     for (; rounds < PRODUCT_RATES_ROUNDS && (rounds == 0 || clock_seconds() < end); rounds++) {
         for (int format = 0; format < 2; format++) {
             double began = clock_seconds();
             if (!has[format]) { continue; }
             stream.precision = (Precision)format;
-            matmul_forward(&stream, layer[LAYER_OUTPUT], outputs, layer[LAYER_INPUT], layer[LAYER_WEIGHT],
-                           rows, inputs, outputs);
-            matmul_backward_input(&stream, layer[LAYER_D_INPUT], inputs, layer[LAYER_OUTPUT], outputs,
-                                  layer[LAYER_WEIGHT], rows, inputs, outputs);
-            matmul_backward_weight(&stream, real_floats(layer[LAYER_D_WEIGHT]), layer[LAYER_OUTPUT], outputs,
-                                   layer[LAYER_INPUT], rows, inputs, outputs, false);
+            matmul_forward(&stream, output, outputs, input, weight, rows, inputs, outputs);
+            matmul_backward_input(&stream, d_input, inputs, output, outputs, weight, rows, inputs, outputs);
+            matmul_backward_weight(&stream, real_floats(d_weight), output, outputs, input, rows, inputs,
+                                   outputs, false);
             times[format][rounds] = clock_seconds() - began;
         }
     }
-    for (int i = 0; i < LAYER_ARRAYS; i++) { free(layer[i]); }
+    free(input);
+    free(weight);
+    free(output);
+    free(d_input);
+    free(d_weight);
     for (int format = 0; format < 2; format++) {
         if (rounds == 0 || !has[format]) { continue; }
         rates.gflops[format] =

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "runtime/device.h"
+#include "runtime/numbers.h"
 
 enum {
     ROW_BLOCKS = 32,       // at most
@@ -15,10 +16,9 @@ enum {
     COLUMN_BLOCK = 256     // columns of a task of column_sums_add
 };
 
-static inline int row_block_count(int rows) { return rows < ROW_BLOCKS ? rows : ROW_BLOCKS; }
+static inline int row_block_count(int rows) { return int_min(rows, ROW_BLOCKS); }
 
-// The first row of block `block`; for block row_block_count(rows), one behind the last,
-// `rows`.
+// The first row of block `block`; for block row_block_count(rows), one behind the last, `rows`.
 static inline int row_block_begin(int block, int rows) {
     return (int)((long long)rows * block / row_block_count(rows));
 }
@@ -32,8 +32,7 @@ typedef struct ColumnSums {
 static inline void column_sums_task(void *context, int task, int thread) {
     (void)thread;
     const ColumnSums *work = (const ColumnSums *)context;
-    int begin = task * COLUMN_BLOCK,
-        end = begin + COLUMN_BLOCK < work->columns ? begin + COLUMN_BLOCK : work->columns;
+    int begin = task * COLUMN_BLOCK, end = int_min(begin + COLUMN_BLOCK, work->columns);
     for (int block = 0; block < work->blocks; block++) {
         const float *partial = work->partials + (size_t)block * (size_t)work->stride;
         for (int c = begin; c < end; c++) { work->sums[c] += partial[c]; }

@@ -34,15 +34,17 @@ static inline void cpu_sparse_encode_block(SparseBlock *block, const float *valu
     }
 }
 
-// error = beta * error + (outer - local); the blocks are what is sent of it, which leaves
-// the error. A block with a NaN or an infinity keeps all of it, so that who looks for the
-// element finds it there.
-static inline void cpu_sparse_encode(SparseBlock *blocks, float *error, const float *outer,
-                                     const float *local, size_t count, float beta) {
-    for (size_t i = 0; i < count; i++) { error[i] = sparse_feed_back(error[i], outer[i], local[i], beta); }
-    for (size_t begin = 0; begin < count; begin += SPARSE_BLOCK) {
+// The error, range->exchange, = beta * error + (outer - local); the blocks are what is sent of it,
+// which leaves the error. A block with a NaN or an infinity keeps all of it, so that who looks for
+// the element finds it there.
+static inline void cpu_sparse_encode(const OuterRange *range, SparseBlock *blocks, float beta) {
+    float *error = range->exchange;
+    for (size_t i = 0; i < range->count; i++) {
+        error[i] = sparse_feed_back(error[i], range->outer[i], range->local[i], beta);
+    }
+    for (size_t begin = 0; begin < range->count; begin += SPARSE_BLOCK) {
         SparseBlock *block = blocks + begin / SPARSE_BLOCK;
-        int elements = sparse_elements(count, begin);
+        int elements = sparse_elements(range->count, begin);
         cpu_sparse_encode_block(block, error + begin, elements);
         for (int i = 0; i < sparse_entries(elements) && sparse_is_sound(block); i++) {
             error[begin + (size_t)sparse_index(block, i)] -= sparse_value(block, i);
@@ -53,17 +55,17 @@ static inline void cpu_sparse_encode(SparseBlock *blocks, float *error, const fl
 // With the weighted mean over ranks of what all of them have sent:
 //   outer = outer - alpha * mean
 //   local = outer - error + (local - sent)
-// `sent`, the parameters at the sending, is NULL where no steps were made since; `error` is
-// NULL where a worker's own parameters do not keep what it has not sent.
-// Rank r's blocks begin r * stride behind `blocks`. Sums start from 0 and are taken in the
+// `sent`, the parameters at the sending, is range->start: NULL where no steps were made since;
+// `error` is range->exchange: NULL where a worker's own parameters do not keep what it has not
+// sent. Rank r's blocks begin r * stride behind `blocks`. Sums start from 0 and are taken in the
 // order of ranks.
-static inline void cpu_sparse_apply(float *outer, float *local, const float *sent, const float *error,
-                                    const SparseBlock *blocks, size_t stride, size_t count,
+static inline void cpu_sparse_apply(const OuterRange *range, const SparseBlock *blocks, size_t stride,
                                     const SparseStep *step) {
+    const OuterRange r = *range;
     const SparseStep s = *step;
-    for (size_t begin = 0; begin < count; begin += SPARSE_BLOCK) {
+    for (size_t begin = 0; begin < r.count; begin += SPARSE_BLOCK) {
         float sum[SPARSE_BLOCK] = {0};
-        int elements = sparse_elements(count, begin);
+        int elements = sparse_elements(r.count, begin);
         for (int rank = 0; rank < s.ranks; rank++) {
             const SparseBlock *block = blocks + (size_t)rank * stride + begin / SPARSE_BLOCK;
             for (int i = 0; i < sparse_entries(elements); i++) {
@@ -73,10 +75,10 @@ static inline void cpu_sparse_apply(float *outer, float *local, const float *sen
         }
         for (int i = 0; i < elements; i++) {
             size_t at = begin + (size_t)i;
-            float moved = sparse_move(outer[at], sum[i], &s);
-            float start = error != NULL ? moved - error[at] : moved;
-            local[at] = sent != NULL ? start + (local[at] - sent[at]) : start;
-            outer[at] = moved;
+            float moved = sparse_move(r.outer[at], sum[i], &s);
+            float start = r.exchange != NULL ? moved - r.exchange[at] : moved;
+            r.local[at] = r.start != NULL ? start + (r.local[at] - r.start[at]) : start;
+            r.outer[at] = moved;
         }
     }
 }

@@ -6,10 +6,9 @@
 //   vector_exp, vector_logistic
 //
 // The C library's vector versions of functions need finite-math flags, under which a NaN may
-// vanish. Here they have no branches: comparisons become masks. Contract: relative error below
-// 1e-6 where the result is a normal number; NaN in gives NaN out; exp underflows to 0 and
-// overflows to infinity. There is no tanh on purpose: gelu.h uses the logistic function in its
-// place.
+// vanish. Here they have no branches: comparisons become masks. Contract: relative error below 1e-6
+// where the result is a normal number; NaN in gives NaN out; exp underflows to 0 and overflows to
+// infinity. There is no tanh on purpose: gelu.h uses the logistic function in its place.
 #pragma once
 
 #include "kernels/cpu/reals.h"
@@ -71,10 +70,9 @@ REAL_LOOP float row_maximum(const Real *row, size_t count, Precision precision) 
     return maximum;
 }
 
-// exp(x) = 2^n exp(r) with n the integer nearest to x/log(2), so |r| <= log(2)/2; exp(r)
-// is its Taylor polynomial of degree 7 (error 2e-9). 2^n is applied as two factors, each
-// of about n/2, which are normal numbers over the whole range, even where the result is
-// denormal.
+// exp(x) = 2^n exp(r) with n the integer nearest to x/log(2), so |r| <= log(2)/2; exp(r) is its
+// Taylor polynomial of degree 7 (error 2e-9). 2^n is applied as two factors, each of about n/2,
+// which are normal numbers over the whole range, even where the result is denormal.
 REAL_LOOP float vector_exp(float x) {
     // 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits.
     const float shifter = 12582912.0f;

@@ -1,5 +1,4 @@
-// attention.cuh: causal attention on a GPU, global or within a local window, forward and
-// backward.
+// attention.cuh: causal attention on a GPU, global or within a local window, forward and backward.
 //
 // Computes what kernels/cpu/attention.h defines. Scores and softmax are fp32. Scores live
 // only in registers: forward keeps the logsumexp of each row, and backward computes the
@@ -7,22 +6,20 @@
 //
 // There are two families of kernels.
 //
-// Tiles (bf16, usual head sizes, rows of whole 16 bytes) use tensor cores. A block owns
-// one tile of rows of one head (queries in forward and for dQ, keys for dK and dV). Each
-// of its 4 warps has 16 or 32 of the rows. The block walks over the tiles of the other
-// side that its band of the (query, key) plane meets; the next tile is copied while this
-// one is used. Tiles outside the band are never read, and only tiles on its edge are
-// masked. A product leaves its result in the registers from which the next product takes
-// its left operand, so neither scores nor probabilities pass through shared memory. With 16
-// rows a warp the reads of shared memory are the limit: four cycles of them for two
-// products, half of an H100's rate.
+// Tiles (bf16, usual head sizes, rows of whole 16 bytes) use tensor cores. A block owns one tile of
+// rows of one head (queries in forward and for dQ, keys for dK and dV). Each of its 4 warps has 16
+// or 32 of the rows. The block walks over the tiles of the other side that its band of the (query,
+// key) plane meets; the next tile is copied while this one is used. Tiles outside the band are
+// never read, and only tiles on its edge are masked. A product leaves its result in the registers
+// from which the next product takes its left operand, so neither scores nor probabilities pass
+// through shared memory. With 16 rows a warp the reads of shared memory are the limit: four cycles
+// of them for two products, half of an H100's rate.
 //
 // Rows (everything else) give each row a warp, whose lanes share the columns of the head.
 // These kernels are for correctness.
 //
-// Backward computes scores twice, by queries for dQ and by keys for dK and dV. So each
-// gradient has one writer, which adds in the order of rows: no atomic operations, and the
-// same bits always.
+// Backward computes scores twice, by queries for dQ and by keys for dK and dV. So each gradient has
+// one writer, which adds in the order of rows: no atomic operations, and the same bits always.
 //
 // A NaN reaches the whole row through the sum of exponentials: the maximum skips it, the
 // sum does not.
@@ -137,8 +134,7 @@ DEVICE void cuda_attention_mask(float scores[N / 8][4], int first_row, int first
 }
 
 // ---------------------------------------------------------------------------------------
-// Tiles: rows of one head in shared memory, D columns and the padding. A warp has M times
-// 16 rows.
+// Tiles: rows of one head in shared memory, D columns and the padding. A warp has M times 16 rows.
 
 template <int D> static constexpr int cuda_attention_stride = D + CUDA_ATTENTION_PADDING;
 
@@ -410,8 +406,7 @@ static __global__ void cuda_attention_delta_kernel(Attention work) {
     if (row < T && lane == 0) { work.scratch[place.head * (size_t)T + (size_t)row] = sum; }
 }
 
-// Writes 16 M rows of sums as rows [first, first + 16 M) of the head, as
-// cuda_attention_store does.
+// Writes 16 M rows of sums as rows [first, first + 16 M) of the head, as cuda_attention_store does.
 template <int D, int M>
 DEVICE void cuda_attention_store_all(__nv_bfloat16 *head, size_t stride, int first, int T,
                                      const float sums[M][D / 8][4], __nv_bfloat16 *rows) {
@@ -759,8 +754,7 @@ static inline dim3 cuda_attention_grid(const Attention &work, int rows, bool by_
     return dim3(cuda_blocks((size_t)work.T, (size_t)rows), heads, (unsigned)work.B);
 }
 
-// If registers allow it, a warp has 32 rows: what it reads from shared memory then serves
-// twice.
+// If registers allow it, a warp has 32 rows: what it reads from shared memory then serves twice.
 template <int D, bool DOCUMENTS, bool GROUPED>
 static inline void cuda_attention_forward_tiles(Stream *stream, const Attention &work) {
     enum { M = D <= 64 ? 2 : 1, QUERIES = 16 * M * CUDA_ATTENTION_WARPS };

@@ -16,10 +16,9 @@
 
 enum { BUFFER_THREADS = 256, BUFFER_QUADS = 4 * BUFFER_THREADS, BUFFER_SQUARES_THREADS = 512 };
 
-// The elements first, first + step, first + 2 step, first + 3 step, as far as they are
-// below end. If four may be accessed at once, they are neighbours. Otherwise they are a
-// block's width apart: each access is narrow, but a warp's accesses together are whole
-// cache lines.
+// The elements first, first + step, first + 2 step, first + 3 step, as far as they are below end.
+// If four may be accessed at once, they are neighbours. Otherwise they are a block's width apart:
+// each access is narrow, but a warp's accesses together are whole cache lines.
 struct Quad {
     size_t first, step, end;
     bool whole; // one access

@@ -1,10 +1,9 @@
 // column_sums.cuh: how kernels cut a (rows, columns) array into blocks and threads, and
 // how sums over rows stay bit-reproducible.
 //
-// Layout: a thread owns some neighbouring columns, a Piece: 16 bytes if rows are aligned,
-// otherwise one element. It goes down some rows. Threads lie side by side in strips of at
-// most COLUMN_STRIP: a warp reads whole cache lines, and what belongs to a column (a bias, a
-// sum) is loaded once.
+// Layout: a thread owns some neighbouring columns, a Piece: 16 bytes if rows are aligned, otherwise
+// one element. It goes down some rows. Threads lie side by side in strips of at most COLUMN_STRIP:
+// a warp reads whole cache lines, and what belongs to a column (a bias, a sum) is loaded once.
 //
 // A kernel that sums over rows cuts them into at most CUDA_ROW_BLOCKS blocks, a number
 // that depends on the rows alone: two for each multiprocessor of an H200. Each block leaves its
@@ -44,7 +43,7 @@ static inline void strips_launch(Stream *stream, void (*kernel)(Parameters...), 
 // The first column of this thread's piece; blocks of one strip have the same blockIdx.y.
 DEVICE int strip_column(int width) { return (int)(blockIdx.y * blockDim.x + threadIdx.x) * width; }
 
-static inline int cuda_row_blocks(int rows) { return rows < CUDA_ROW_BLOCKS ? rows : CUDA_ROW_BLOCKS; }
+static inline int cuda_row_blocks(int rows) { return int_min(rows, CUDA_ROW_BLOCKS); }
 
 // The first row of block `block` of `blocks`; for block `blocks`, one behind the last,
 // `rows`. If rows do not divide evenly, the first blocks have one row more.
@@ -53,8 +52,7 @@ DEVICE int cuda_row_begin(int block, int blocks, int rows) {
     return rows / blocks * block + (block < longer ? block : longer);
 }
 
-// The destinations of up to three arrays of sums that lie side by side in a row of
-// partials.
+// The destinations of up to three arrays of sums that lie side by side in a row of partials.
 struct ColumnTargets {
     float *first, *second, *third;
 };

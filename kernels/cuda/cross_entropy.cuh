@@ -58,9 +58,8 @@ DEVICE float cross_entropy_exp(float difference) { return exp2_approximate(diffe
 // Every thread gets *maximum, the maximum over the row, and returns the sum of
 // exp(logit - *maximum). scratch: two floats for each warp.
 //
-// Maxima begin at the lowest finite number, so that a thread that has seen nothing, or
-// nothing but -infinity, has a sum of 0 and not NaN. The maximum skips a NaN; the sum
-// keeps it.
+// Maxima begin at the lowest finite number, so that a thread that has seen nothing, or nothing but
+// -infinity, has a sum of 0 and not NaN. The maximum skips a NaN; the sum keeps it.
 template <typename R>
 DEVICE float cross_entropy_sum(const CrossEntropyRow<R> &row, float *maximum, float *scratch) {
     const int step = (int)blockDim.x * PACK<R>;

@@ -56,7 +56,6 @@ template <typename R> static inline void cuda_embedding_forward(Stream *stream, 
                   packed ? PACK<R> : 1, 0, *work);
 }
 
-// sums += piece
 template <typename R, int WIDTH> DEVICE void piece_add(float sums[WIDTH], const Piece<R, WIDTH> &piece) {
     float values[WIDTH];
     piece_unpack(values, piece);
@@ -84,8 +83,7 @@ DEVICE bool embedding_continues(const Embedding &work, int place) {
            work.tokens[work.order[place - 1]] == work.tokens[work.order[place]];
 }
 
-// A segment of the order as its block sees it, with tokens and positions in shared
-// memory.
+// A segment of the order as its block sees it, with tokens and positions in shared memory.
 struct EmbeddingSegment {
     const int32_t *tokens, *places; // (count)
     int count;

@@ -19,9 +19,8 @@ enum { GELU_ROWS = 4 };
 #define GELU_LINEAR 1.59576912f  // 2 sqrt(2/pi)
 #define GELU_CUBIC 0.0713548163f // 0.044715 GELU_LINEAR
 
-// x^2, bounded. At the bound the logistic function has long reached its limits; without
-// it the square of a large x would be infinite, and its product with a complement of 0
-// would be NaN.
+// x^2, bounded. At the bound the logistic function has long reached its limits; without it the
+// square of a large x would be infinite, and its product with a complement of 0 would be NaN.
 DEVICE float gelu_square(float x) { return fminf(x * x, 1e4f); }
 
 // Returns 1 / (1 + exp(-2u)); *complement becomes 1 minus that.

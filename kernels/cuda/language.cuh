@@ -32,8 +32,7 @@ enum { WARP = 32, CUDA_SHARED_DEFAULT = 48 * 1024 };
 
 // ---- Launching ------------------------------------------------------------------------
 
-// Puts the kernel into the stream's queue. shared: bytes of dynamic shared memory of a
-// block.
+// Puts the kernel into the stream's queue. shared: bytes of dynamic shared memory of a block.
 template <typename... Parameters, typename... Arguments>
 static inline void cuda_launch(Stream *stream, void (*kernel)(Parameters...), dim3 grid, dim3 block,
                                size_t shared, Arguments... arguments) {
@@ -56,8 +55,7 @@ static inline unsigned cuda_blocks(size_t count, size_t block) {
 // The emulator (test/simt/cuda_bf16.h) has its own functions of these names.
 
 #ifdef __CUDACC__
-// The dynamic shared memory of this block, aligned to 128 bytes if its size is a multiple
-// of that.
+// The dynamic shared memory of this block, aligned to 128 bytes if its size is a multiple of that.
 DEVICE char *cuda_shared() {
     extern __shared__ __align__(128) char memory[];
     return memory;
@@ -92,10 +90,9 @@ DEVICE void mma_m16n8k16(float d[4], const uint32_t a[4], const uint32_t b[2]) {
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// Loads four 8 x 8 matrices of bf16 from shared memory. Lane l gives the address of row l
-// % 8 of matrix l / 8, a multiple of 16 bytes. r[i] becomes the elements (row g, columns
-// 2t, 2t+1) of matrix i; TRANSPOSED: (rows 2t, 2t+1 of column g). Called by the whole
-// warp.
+// Loads four 8 x 8 matrices of bf16 from shared memory. Lane l gives the address of row l % 8 of
+// matrix l / 8, a multiple of 16 bytes. r[i] becomes the elements (row g, columns 2t, 2t+1) of
+// matrix i; TRANSPOSED: (rows 2t, 2t+1 of column g). Called by the whole warp.
 template <bool TRANSPOSED> DEVICE void matrix_load_x4(uint32_t r[4], const void *row) {
     uint32_t address = (uint32_t)__cvta_generic_to_shared(row);
     if (TRANSPOSED) {
@@ -235,9 +232,8 @@ DEVICE float warp_max(float value) {
     return value;
 }
 
-// The sum over all threads of a one-dimensional block, for all of them. scratch: one T
-// for each warp, in shared memory; it may be used again only after the next barrier of
-// the block.
+// The sum over all threads of a one-dimensional block, for all of them. scratch: one T for each
+// warp, in shared memory; it may be used again only after the next barrier of the block.
 template <typename T> DEVICE T block_sum(T value, T *scratch) {
     int warps = (int)(blockDim.x / WARP);
     value = warp_sum(value);
@@ -248,7 +244,6 @@ template <typename T> DEVICE T block_sum(T value, T *scratch) {
     return sum;
 }
 
-// The same for the maximum.
 DEVICE float block_max(float value, float *scratch) {
     int warps = (int)(blockDim.x / WARP);
     value = warp_max(value);

@@ -205,8 +205,7 @@ template <typename R, int WIDTH, int COUNT, bool CENTRES> struct LayernormSums {
     float d_weight[COUNT][WIDTH], d_bias[COUNT][WIDTH], d_branch[COUNT][WIDTH];
 };
 
-// The weights of a piece, which begins with column `c`: those kept, or read again from a
-// cache.
+// The weights of a piece, which begins with column `c`: those kept, or read again from a cache.
 template <typename R, int WIDTH, int COUNT, bool CENTRES>
 DEVICE void layernorm_weights(float weights[WIDTH], const LayernormSums<R, WIDTH, COUNT, CENTRES> &sums,
                               const Layernorm &work, int c) {

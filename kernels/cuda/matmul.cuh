@@ -81,8 +81,6 @@ static inline void cublas_check(cublasStatus_t status, const char *call) {
     failure_report(text);
 }
 
-// ---- Plans ----------------------------------------------------------------------------
-
 template <typename T>
 static inline void cuda_gemm_set(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attribute,
                                  const T &value) {
@@ -202,22 +200,14 @@ static inline cublasStatus_t cuda_gemm_take(const CudaGemmLibrary *library, Cuda
     return status;
 }
 
-// What is put into the queue: result = or += (adds) scale b a, `count` products at once.
-typedef struct CudaGemmCall {
-    const void *a, *b;
-    void *result;
-    float scale;
-    bool adds;
-    int count;
-} CudaGemmCall;
-
+// Puts the product into the queue. Sides and strides are the plan's, whose a is the product's b.
 static inline cublasStatus_t cuda_gemm_call(const Stream *stream, const CudaGemmPlan *plan,
-                                            const CudaGemmCall *call) {
+                                            const Matmul *work) {
     const CudaGemmLibrary *library = (const CudaGemmLibrary *)stream->gemm;
-    float beta = call->adds ? 1.0f : 0.0f;
-    cuda_gemm_set_count(plan, call->count);
-    return cublasLtMatmul(library->handle, plan->operation, &call->scale, call->a, plan->a, call->b, plan->b,
-                          &beta, call->result, plan->result, call->result, plan->result, &plan->algorithm,
+    float beta = work->accumulate ? 1.0f : 0.0f;
+    cuda_gemm_set_count(plan, work->count);
+    return cublasLtMatmul(library->handle, plan->operation, &work->scale, work->b, plan->a, work->a, plan->b,
+                          &beta, work->result, plan->result, work->result, plan->result, &plan->algorithm,
                           library->workspace, GEMM_WORKSPACE_BYTES, (cudaStream_t)stream->queue);
 }
 
@@ -236,12 +226,12 @@ static inline void cuda_gemm_text(char *text, size_t size, const CudaGemm *gemm)
 }
 
 // cuda_gemm_call for a plan that may be new: an offer that is refused gives way to the next one.
-static inline cublasStatus_t cuda_gemm_run(Stream *stream, CudaGemmPlan *plan, const CudaGemmCall *call) {
+static inline cublasStatus_t cuda_gemm_run(Stream *stream, CudaGemmPlan *plan, const Matmul *work) {
     CudaGemmLibrary *library = (CudaGemmLibrary *)stream->gemm;
-    cublasStatus_t status = cuda_gemm_call(stream, plan, call);
+    cublasStatus_t status = cuda_gemm_call(stream, plan, work);
     while (!plan->has_run && cuda_gemm_is_refusal(status) &&
            cuda_gemm_take(library, plan) == CUBLAS_STATUS_SUCCESS) {
-        status = cuda_gemm_call(stream, plan, call);
+        status = cuda_gemm_call(stream, plan, work);
     }
     if (status == CUBLAS_STATUS_SUCCESS && plan->next > 1 && !library->has_refused) {
         char text[256];
@@ -340,11 +330,5 @@ static inline void cuda_matmul(Stream *stream, const Matmul *work) {
         cuda_gemm_set(plan->operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, work->b_scale);
         cuda_gemm_set(plan->operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, work->a_scale);
     }
-    CudaGemmCall call = {.a = work->b,
-                         .b = work->a,
-                         .result = work->result,
-                         .scale = work->scale,
-                         .adds = work->accumulate,
-                         .count = work->count};
-    CUBLAS_CHECK(cuda_gemm_run(stream, plan, &call));
+    CUBLAS_CHECK(cuda_gemm_run(stream, plan, work));
 }

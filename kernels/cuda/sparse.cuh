@@ -11,7 +11,7 @@
 
 #include "kernels/cuda/language.cuh"
 
-#include "kernels/sparse.h"
+#include "kernels/cpu/sparse.h"
 
 enum {
     SPARSE_THREADS = 256,
@@ -94,15 +94,15 @@ DEVICE void sparse_take(SparseShared *shared, int elements) {
 }
 
 static __global__ void __launch_bounds__(SPARSE_THREADS)
-    sparse_encode_kernel(SparseBlock *blocks, float *error, const float *outer, const float *local,
-                         size_t count, float beta) {
+    sparse_encode_kernel(OuterRange range, SparseBlock *blocks, float beta) {
     SparseShared *shared = (SparseShared *)(void *)cuda_shared();
     size_t begin = (size_t)blockIdx.x * SPARSE_BLOCK;
-    int elements = sparse_elements(count, begin);
+    int elements = sparse_elements(range.count, begin);
     int entries = sparse_entries(elements), thread = (int)threadIdx.x;
     for (int i = thread; i < elements; i += SPARSE_THREADS) {
         size_t at = begin + (size_t)i;
-        shared->values[sparse_place(i)] = sparse_feed_back(error[at], outer[at], local[at], beta);
+        shared->values[sparse_place(i)] =
+            sparse_feed_back(range.exchange[at], range.outer[at], range.local[at], beta);
     }
     if (thread < SPARSE_ENTRIES) {
         shared->taken.indexes[thread] = 0;
@@ -127,24 +127,23 @@ static __global__ void __launch_bounds__(SPARSE_THREADS)
     }
     __syncthreads();
     for (int i = thread; i < elements; i += SPARSE_THREADS) {
-        error[begin + (size_t)i] = shared->values[sparse_place(i)];
+        range.exchange[begin + (size_t)i] = shared->values[sparse_place(i)];
     }
 }
 
-static inline void cuda_sparse_encode(Stream *stream, SparseBlock *blocks, float *error, const float *outer,
-                                      const float *local, size_t count, float beta) {
-    if (count == 0) { return; }
-    cuda_launch(stream, sparse_encode_kernel, dim3((unsigned)sparse_blocks(count)), dim3(SPARSE_THREADS),
-                sizeof(SparseShared), blocks, error, outer, local, count, beta);
+static inline void cuda_sparse_encode(Stream *stream, const OuterRange *range, SparseBlock *blocks,
+                                      float beta) {
+    if (range->count == 0) { return; }
+    cuda_launch(stream, sparse_encode_kernel, dim3((unsigned)sparse_blocks(range->count)),
+                dim3(SPARSE_THREADS), sizeof(SparseShared), *range, blocks, beta);
 }
 
 // The blocks of one rank are added at a time: no two of its entries have the same index.
 static __global__ void __launch_bounds__(SPARSE_THREADS)
-    sparse_apply_kernel(float *outer, float *local, const float *sent, const float *error,
-                        const SparseBlock *blocks, size_t stride, size_t count, SparseStep step) {
+    sparse_apply_kernel(OuterRange range, const SparseBlock *blocks, size_t stride, SparseStep step) {
     float *sum = (float *)(void *)cuda_shared();
     size_t begin = (size_t)blockIdx.x * SPARSE_BLOCK;
-    int elements = sparse_elements(count, begin);
+    int elements = sparse_elements(range.count, begin);
     int entries = sparse_entries(elements), thread = (int)threadIdx.x;
     for (int i = thread; i < elements; i += SPARSE_THREADS) { sum[i] = 0; }
     __syncthreads();
@@ -158,17 +157,16 @@ static __global__ void __launch_bounds__(SPARSE_THREADS)
     }
     for (int i = thread; i < elements; i += SPARSE_THREADS) {
         size_t at = begin + (size_t)i;
-        float moved = sparse_move(outer[at], sum[i], &step);
-        float start = error != NULL ? moved - error[at] : moved;
-        local[at] = sent != NULL ? start + (local[at] - sent[at]) : start;
-        outer[at] = moved;
+        float moved = sparse_move(range.outer[at], sum[i], &step);
+        float start = range.exchange != NULL ? moved - range.exchange[at] : moved;
+        range.local[at] = range.start != NULL ? start + (range.local[at] - range.start[at]) : start;
+        range.outer[at] = moved;
     }
 }
 
-static inline void cuda_sparse_apply(Stream *stream, float *outer, float *local, const float *sent,
-                                     const float *error, const SparseBlock *blocks, size_t stride,
-                                     size_t count, const SparseStep *step) {
-    if (count == 0) { return; }
-    cuda_launch(stream, sparse_apply_kernel, dim3((unsigned)sparse_blocks(count)), dim3(SPARSE_THREADS),
-                SPARSE_BLOCK * sizeof(float), outer, local, sent, error, blocks, stride, count, *step);
+static inline void cuda_sparse_apply(Stream *stream, const OuterRange *range, const SparseBlock *blocks,
+                                     size_t stride, const SparseStep *step) {
+    if (range->count == 0) { return; }
+    cuda_launch(stream, sparse_apply_kernel, dim3((unsigned)sparse_blocks(range->count)),
+                dim3(SPARSE_THREADS), SPARSE_BLOCK * sizeof(float), *range, blocks, stride, *step);
 }

@@ -1,10 +1,7 @@
 // swiglu.cuh: the gated activation of an MLP, on a GPU.
 //
-//   forward    output = g s(g) u
-//   backward   d_g = gradient u silu'(g);  d_u = gradient g s(g)
-//
-// The formulas are in kernels/cpu/swiglu.h. As in gelu.cuh, `saved` stays g and u: forward need not
-// write it, and backward computes s again while it waits for memory.
+// Computes what kernels/cpu/swiglu.h defines. As in gelu.cuh, `saved` stays g and u: forward need
+// not write it, and backward computes s again while it waits for memory.
 //
 // Layout: as gelu.cuh, but nothing is summed over rows, so both passes have a block for each
 // SWIGLU_ROWS rows of a strip.

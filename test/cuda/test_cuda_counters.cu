@@ -424,28 +424,28 @@ static Expected casts_case(Stream *stream, double e) {
 }
 
 static Expected pseudo_gradient_case(Stream *stream, double) {
-    float *out = array<float>(P), *outer = array<float>(P), *local = array<float>(P);
+    OuterRange range = {
+        .outer = array<float>(P), .local = array<float>(P), .exchange = array<float>(P), .count = P};
     begin_counting();
-    cuda_outer_pseudo_gradient(stream, out, outer, local, P, 0.5f);
+    cuda_outer_pseudo_gradient(stream, &range, 0.5f);
     return {12.0 * P, 12.0 * P, 0, 0};
 }
 
 static Expected nesterov_case(Stream *stream, double) {
-    float *outer = array<float>(P), *momentum = array<float>(P), *local = array<float>(P),
-          *sum = array<float>(P);
+    OuterRange range = {array<float>(P), array<float>(P), array<float>(P), array<float>(P), NULL, P};
     NesterovStep step = {};
     begin_counting();
-    cuda_outer_nesterov(stream, outer, momentum, local, sum, P, &step);
+    cuda_outer_nesterov(stream, &range, &step);
     return {28.0 * P, 28.0 * P, 0, 0};
 }
 
 static Expected momentum_case(Stream *stream, double) {
-    float *base = array<float>(P), *momentum = array<float>(P), *local = array<float>(P),
-          *sum = array<float>(P);
+    float *outer = array<float>(P);
+    OuterRange range = {outer, array<float>(P), array<float>(P), array<float>(P), outer, P};
     MomentumStep step = {};
     step.received = true;
     begin_counting();
-    cuda_outer_momentum(stream, base, momentum, local, sum, base, P, &step);
+    cuda_outer_momentum(stream, &range, &step);
     return {32.0 * P, 32.0 * P, 0, 0};
 }
 

@@ -235,11 +235,11 @@ static void a_failure_is_no_refusal(void **state) {
         plan->has_run = i % 2 == 1;
         library->has_refused = true; // nothing is printed
         setenv("SIMT_OFFER", cases[i / 2].wrong, 1);
-        CudaGemmCall call = {.a = products.device_weight,
-                             .b = products.device_input,
-                             .result = products.device_output,
-                             .scale = 1.0f,
-                             .count = 1};
+        Matmul call = {.a = products.device_input,
+                       .b = products.device_weight,
+                       .result = products.device_output,
+                       .scale = 1.0f,
+                       .count = 1};
         cublasStatus_t status = cuda_gemm_run(&products.stream, plan, &call);
         unsetenv("SIMT_OFFER");
         assert_int_equal(status, i % 2 == 1 ? cases[i / 2].second : cases[i / 2].first);

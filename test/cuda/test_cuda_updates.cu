@@ -519,20 +519,20 @@ static void outer_run(bool on_device, int kind, float *const arrays[OUTER_ARRAYS
                         .gap = 1.7f,
                         .received = kind != OUTER_CO2_FIRST};
     Stream *stream = cuda_test_stream(PRECISION_FP32);
-    float *outer = arrays[0], *momentum = arrays[1], *local = arrays[2], *sum = arrays[3];
-    const float *start = kind == OUTER_CO2_EAGER ? arrays[4] : outer;
+    OuterRange range = {arrays[0], arrays[1], arrays[2], arrays[3], arrays[0], count};
+    if (kind == OUTER_CO2_EAGER) { range.start = arrays[4]; }
     if (kind == OUTER_DELTA && on_device) {
-        cuda_outer_pseudo_gradient(stream, sum, outer, local, count, 0.75f);
+        cuda_outer_pseudo_gradient(stream, &range, 0.75f);
     } else if (kind == OUTER_DELTA) {
-        cpu_outer_pseudo_gradient(sum, outer, local, count, 0.75f);
+        cpu_outer_pseudo_gradient(&range, 0.75f);
     } else if (kind < OUTER_CO2_FIRST && on_device) {
-        cuda_outer_nesterov(stream, outer, momentum, local, sum, count, &step);
+        cuda_outer_nesterov(stream, &range, &step);
     } else if (kind < OUTER_CO2_FIRST) {
-        cpu_outer_nesterov(outer, momentum, local, sum, count, &step);
+        cpu_outer_nesterov(&range, &step);
     } else if (on_device) {
-        cuda_outer_momentum(stream, outer, momentum, local, sum, start, count, &co2);
+        cuda_outer_momentum(stream, &range, &co2);
     } else {
-        cpu_outer_momentum(outer, momentum, local, sum, start, count, &co2);
+        cpu_outer_momentum(&range, &co2);
     }
 }
 
@@ -602,14 +602,17 @@ static void sparse_check_encode(size_t count, bool many, bool bad) {
                 *found = (SparseBlock *)malloc(bytes);
     if (bad) { local[count / 2] = INFINITY; }
     expected = host_copy(error, count);
-    cpu_sparse_encode(blocks, expected, outer, local, count, 0.95f);
+    OuterRange range = {.outer = outer, .local = local, .exchange = expected, .count = count};
+    cpu_sparse_encode(&range, blocks, 0.95f);
     for (int order = 0; order < SIMT_ORDERS; order++) {
         Stream *stream = cuda_test_stream(PRECISION_FP32);
         SparseBlock *there = (SparseBlock *)device_new(bytes);
         float *on_device[] = {device_floats(error, count, 0), device_floats(outer, count, 1),
                               device_floats(local, count, 3)};
         cuda_use_order(order);
-        cuda_sparse_encode(stream, there, on_device[0], on_device[1], on_device[2], count, 0.95f);
+        OuterRange range_there = {
+            .outer = on_device[1], .local = on_device[2], .exchange = on_device[0], .count = count};
+        cuda_sparse_encode(stream, &range_there, there, 0.95f);
         cuda_test_wait(stream);
         device_to_host(found, there, bytes);
         host_floats(got, on_device[0], count);
@@ -643,11 +646,12 @@ static void sparse_check_apply(size_t count, bool keeps, bool eager) {
     SparseBlock *blocks = (SparseBlock *)malloc(SPARSE_RANKS * bytes);
     for (size_t rank = 0; rank < SPARSE_RANKS; rank++) {
         float *error = sparse_inputs(count, true);
-        cpu_sparse_encode(blocks + rank * stride, error, zeros, zeros, count, 1.0f);
+        OuterRange range = {.outer = zeros, .local = zeros, .exchange = error, .count = count};
+        cpu_sparse_encode(&range, blocks + rank * stride, 1.0f);
         free(error);
     }
-    cpu_sparse_apply(moved, moved_local, keeps ? sent : NULL, eager ? unsent : NULL, blocks, stride, count,
-                     &step);
+    OuterRange range = {moved, NULL, moved_local, eager ? unsent : NULL, keeps ? sent : NULL, count};
+    cpu_sparse_apply(&range, blocks, stride, &step);
     for (int order = 0; order < SIMT_ORDERS; order++) {
         Stream *stream = cuda_test_stream(PRECISION_FP32);
         SparseBlock *there = (SparseBlock *)device_new(SPARSE_RANKS * bytes);
@@ -658,8 +662,10 @@ static void sparse_check_apply(size_t count, bool keeps, bool eager) {
         SparseStep step_there = step;
         step_there.weights = device_floats(weights, SPARSE_RANKS, 0);
         cuda_use_order(order);
-        cuda_sparse_apply(stream, on_device[0], on_device[1], keeps ? on_device[2] : NULL,
-                          eager ? on_device[3] : NULL, there, stride, count, &step_there);
+        OuterRange range_there = {
+            on_device[0], NULL, on_device[1], eager ? on_device[3] : NULL, keeps ? on_device[2] : NULL,
+            count};
+        cuda_sparse_apply(stream, &range_there, there, stride, &step_there);
         cuda_test_wait(stream);
         host_floats(got, on_device[0], count);
         check_same("outer", got, moved, count);

@@ -584,20 +584,21 @@ static inline void replay_acco(Replay *replay) {
 
 // ---- The formulas of the outer steps --------------------------------------------------
 
-static inline void replay_plain_nesterov(float *outer, float *momentum, float *local, const float *sum,
-                                         size_t count, const NesterovStep *step) {
-    for (size_t i = 0; i < count; i++) {
-        float mean = sum[i] * step->inverse_weight;
+static inline void replay_plain_nesterov(const OuterRange *range, const NesterovStep *step) {
+    float *outer = range->outer, *momentum = range->momentum, *local = range->local;
+    for (size_t i = 0; i < range->count; i++) {
+        float mean = range->exchange[i] * step->inverse_weight;
         momentum[i] = step->momentum * momentum[i] + mean;
         outer[i] = outer[i] - step->learning_rate * (mean + step->momentum * momentum[i]);
         local[i] = step->alpha * local[i] + (1.0f - step->alpha) * outer[i];
     }
 }
 
-static inline void replay_plain_co2(float *base, float *momentum, float *local, float *exchange,
-                                    const float *start, size_t count, const MomentumStep *step) {
-    for (size_t i = 0; i < count; i++) {
-        float before = base[i], delta = start[i] - local[i];
+static inline void replay_plain_co2(const OuterRange *range, const MomentumStep *step) {
+    float *base = range->outer, *momentum = range->momentum, *local = range->local,
+          *exchange = range->exchange;
+    for (size_t i = 0; i < range->count; i++) {
+        float before = base[i], delta = range->start[i] - local[i];
         if (step->received) {
             momentum[i] = step->beta * momentum[i] + exchange[i] * step->inverse_weight / step->gap;
             float clipped = momentum[i];
@@ -725,9 +726,10 @@ static inline void replay_apply(Replay *replay, int fragment, double alpha) {
     while (replay_next_run(replay->fragment_of, replay->problem.parameter_count, fragment, &begin, &end)) {
         for (int i = 0; i < settings->workers; i++) {
             ReplayWorker *w = &replay->workers[i];
-            (settings->plain_outer ? replay_plain_nesterov : cpu_outer_nesterov)(
-                w->outer + begin, w->momentum + begin, w->state.master + begin, w->exchange + begin,
-                end - begin, &step);
+            OuterRange range = {
+                w->outer + begin, w->momentum + begin, w->state.master + begin, w->exchange + begin, NULL,
+                end - begin};
+            (settings->plain_outer ? replay_plain_nesterov : cpu_outer_nesterov)(&range, &step);
         }
     }
     replay_report(replay, replay->workers[0].outer);
@@ -759,9 +761,9 @@ static inline void replay_co2_boundary(Replay *replay, bool received, bool eager
     for (int i = 0; i < settings->workers; i++) {
         ReplayWorker *w = &replay->workers[i];
         step.weight = w->weight;
-        (settings->plain_outer ? replay_plain_co2
-                               : cpu_outer_momentum)(w->outer, w->momentum, w->state.master, w->exchange,
-                                                     w->start, replay->problem.parameter_count, &step);
+        OuterRange range = {w->outer,    w->momentum, w->state.master,
+                            w->exchange, w->start,    replay->problem.parameter_count};
+        (settings->plain_outer ? replay_plain_co2 : cpu_outer_momentum)(&range, &step);
     }
     replay_report(replay, replay->workers[0].outer);
 }

@@ -418,15 +418,23 @@ static void outer_kernels_equal_the_formulas_but_for_rounding(void **state) {
         fill_noise(kernel.exchange, 4, 3);
         fill_noise(kernel.start, 5, 1);
         plain = kernel;
+        bool apart = i != 6; // the start or the base
+        OuterRange range = {kernel.outer,
+                            kernel.momentum,
+                            kernel.local,
+                            kernel.exchange,
+                            apart ? kernel.start : kernel.outer,
+                            OUTER_ELEMENTS};
+        OuterRange formulas = {
+            plain.outer,   plain.momentum, plain.local, plain.exchange, apart ? plain.start : plain.outer,
+            OUTER_ELEMENTS};
         if (i < 3) {
             NesterovStep step = {.inverse_weight = 1.0f / 3,
                                  .learning_rate = 0.7f,
                                  .momentum = 0.9f,
                                  .alpha = 0.5f * (float)i};
-            cpu_outer_nesterov(kernel.outer, kernel.momentum, kernel.local, kernel.exchange, OUTER_ELEMENTS,
-                               &step);
-            replay_plain_nesterov(plain.outer, plain.momentum, plain.local, plain.exchange, OUTER_ELEMENTS,
-                                  &step);
+            cpu_outer_nesterov(&range, &step);
+            replay_plain_nesterov(&formulas, &step);
         } else if (i < 7) {
             MomentumStep step = {.inverse_weight = 1.0f / 3,
                                  .weight = 0.75f,
@@ -436,13 +444,10 @@ static void outer_kernels_equal_the_formulas_but_for_rounding(void **state) {
                                  .phi = i % 2 == 0 ? 0.3f : 0.0f,
                                  .gap = 1.5f,
                                  .received = i >= 5};
-            bool apart = i != 6; // or the base
-            cpu_outer_momentum(kernel.outer, kernel.momentum, kernel.local, kernel.exchange,
-                               apart ? kernel.start : kernel.outer, OUTER_ELEMENTS, &step);
-            replay_plain_co2(plain.outer, plain.momentum, plain.local, plain.exchange,
-                             apart ? plain.start : plain.outer, OUTER_ELEMENTS, &step);
+            cpu_outer_momentum(&range, &step);
+            replay_plain_co2(&formulas, &step);
         } else {
-            cpu_outer_pseudo_gradient(kernel.exchange, kernel.outer, kernel.local, OUTER_ELEMENTS, 0.75f);
+            cpu_outer_pseudo_gradient(&range, 0.75f);
             for (int j = 0; j < OUTER_ELEMENTS; j++) {
                 plain.exchange[j] = 0.75f * (plain.outer[j] - plain.local[j]);
             }

@@ -75,14 +75,18 @@ static void run_muon_apply(const Call *call) {
 }
 
 static void run_outer_difference(const Call *call) {
-    outer_pseudo_gradient(call->stream, call->floats[0], call->floats[1], call->floats[2], call->count,
-                          0.75f);
+    OuterRange range = {.outer = call->floats[1],
+                        .local = call->floats[2],
+                        .exchange = call->floats[0],
+                        .count = call->count};
+    outer_pseudo_gradient(call->stream, &range, 0.75f);
 }
 
 static void run_outer_nesterov(const Call *call) {
     NesterovStep step = {1.0f / 3, 0.7f, 0.9f, call->of->variant == 1 ? 0.3f : 0.0f};
-    outer_nesterov(call->stream, call->floats[0], call->floats[1], call->floats[2], call->floats[3],
-                   call->count, &step);
+    OuterRange range = {call->floats[0], call->floats[1], call->floats[2], call->floats[3], NULL,
+                        call->count};
+    outer_nesterov(call->stream, &range, &step);
 }
 
 static void run_outer_momentum(const Call *call) {
@@ -95,8 +99,10 @@ static void run_outer_momentum(const Call *call) {
                          .phi = variant == 1 ? 0.4f : 0.0f,
                          .gap = 1.3f,
                          .received = variant > 0};
-    outer_momentum(call->stream, call->floats[0], call->floats[1], call->floats[2], call->floats[3],
-                   real_floats(call->moments[0]), call->count, &step);
+    OuterRange range = {
+        call->floats[0], call->floats[1], call->floats[2], call->floats[3], real_floats(call->moments[0]),
+        call->count};
+    outer_momentum(call->stream, &range, &step);
 }
 
 // ---- Elementwise: formats and layers --------------------------------------------------
@@ -253,8 +259,17 @@ static void run_softmax(const Call *call) {
 }
 
 static void run_decode(const Call *call) { // two heads of 32, at the second position
-    cpu_attention_decode(call->stream, call->floats[0], real_floats(call->moments[0]), call->floats[1],
-                         call->floats[2], call->floats[3], 1, 2, COUNT / 2 - 1, 2, 2, 0);
+    AttentionDecode work = {.output = call->floats[0],
+                            .scores = real_floats(call->moments[0]),
+                            .query = call->floats[1],
+                            .keys = call->floats[2],
+                            .values = call->floats[3],
+                            .position = 1,
+                            .positions = 2,
+                            .channels = COUNT / 2 - 1,
+                            .heads = 2,
+                            .kv_heads = 2};
+    cpu_attention_decode(call->stream, &work);
 }
 
 static void run_product(const Call *call) {
@@ -268,12 +283,16 @@ static void run_sparse(const Call *call) {
     static const float weights[2] = {1, 0.75f};
     const SparseStep step = {2, 0.7f, 1.75f, weights};
     SparseBlock blocks[2];
+    OuterRange range = {.outer = call->floats[2],
+                        .local = call->floats[3],
+                        .start = real_floats(call->moments[0]),
+                        .count = call->count};
     for (int rank = 0; rank < 2; rank++) {
-        sparse_encode(call->stream, &blocks[rank], call->floats[rank], call->floats[2], call->floats[3],
-                      call->count, 0.95f);
+        range.exchange = call->floats[rank];
+        sparse_encode(call->stream, &range, &blocks[rank], 0.95f);
     }
-    sparse_apply(call->stream, call->floats[2], call->floats[3], real_floats(call->moments[0]),
-                 call->floats[0], blocks, 1, call->count, &step);
+    range.exchange = call->floats[0];
+    sparse_apply(call->stream, &range, blocks, 1, &step);
 }
 
 static const Case cases[] = {

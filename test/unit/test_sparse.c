@@ -121,7 +121,8 @@ static void zeros_stay_zeros(void **state) {
     (void)state;
     static float zeros[MOST], error[MOST];
     SparseBlock blocks[3];
-    cpu_sparse_encode(blocks, error, zeros, zeros, MOST, 0.5f);
+    OuterRange range = {.outer = zeros, .local = zeros, .exchange = error, .count = MOST};
+    cpu_sparse_encode(&range, blocks, 0.5f);
     for (size_t i = 0; i < MOST; i++) { assert_true(error[i] == 0); }
     for (int i = 0; i < SPARSE_ENTRIES; i++) { assert_true(sparse_value(&blocks[2], i) == 0); }
     assert_true(sparse_is_sound(&blocks[0]) && sparse_is_sound(&blocks[2]));
@@ -139,7 +140,8 @@ static void what_is_not_sent_stays_in_the_error(void **state) {
         fill(outer, count, 20, true);
         fill(local, count, 30, true);
         for (size_t i = 0; i < count; i++) { before[i] = fmaf(0.95f, error[i], outer[i] - local[i]); }
-        cpu_sparse_encode(blocks, error, outer, local, count, 0.95f);
+        OuterRange range = {.outer = outer, .local = local, .exchange = error, .count = count};
+        cpu_sparse_encode(&range, blocks, 0.95f);
         for (size_t begin = 0; begin < count; begin += SPARSE_BLOCK) {
             plain_block(sent + begin, taken, before + begin, (int)size_min(count - begin, SPARSE_BLOCK));
         }
@@ -157,7 +159,7 @@ static void the_outer_step_follows_its_formulas(void **state) {
     static float moved[MOST], moved_local[MOST];
     static SparseBlock blocks[3][4];
     static bool taken[SPARSE_BLOCK];
-    static const float zeros[MOST];
+    static float zeros[MOST];
     static const float weights[3] = {1, 0.3f, 0.8f};
     const SparseStep step = {.ranks = 3, .alpha = 0.75f, .total = 2.1f, .weights = weights};
     for (int row = 0; row < 4 * COUNT_COUNT; row++) {
@@ -169,7 +171,8 @@ static void the_outer_step_follows_its_formulas(void **state) {
                 plain_block(decoded[rank] + begin, taken, values[rank] + begin,
                             (int)size_min(count - begin, SPARSE_BLOCK));
             }
-            cpu_sparse_encode(blocks[rank], values[rank], zeros, zeros, count, 1.0f);
+            OuterRange range = {.outer = zeros, .local = zeros, .exchange = values[rank], .count = count};
+            cpu_sparse_encode(&range, blocks[rank], 1.0f);
         }
         fill(outer, count, 50, true);
         fill(local, count, 51, true);
@@ -181,8 +184,8 @@ static void the_outer_step_follows_its_formulas(void **state) {
             float start = eager ? moved[i] - values[1][i] : moved[i]; // as the second rank
             moved_local[i] = keeps ? start + (local[i] - sent[i]) : start;
         }
-        cpu_sparse_apply(outer, local, keeps ? sent : NULL, eager ? values[1] : NULL, blocks[0], 4, count,
-                         &step);
+        OuterRange range = {outer, NULL, local, eager ? values[1] : NULL, keeps ? sent : NULL, count};
+        cpu_sparse_apply(&range, blocks[0], 4, &step);
         assert_memory_equal(outer, moved, count * sizeof(float));
         assert_memory_equal(local, moved_local, count * sizeof(float));
     }
@@ -198,7 +201,8 @@ static void a_nan_or_an_infinity_is_seen(void **state) {
         fill(outer, MOST, 61, true);
         fill(local, MOST, 62, true);
         local[5000] = bad[i];
-        cpu_sparse_encode(blocks, error, outer, local, MOST, 0.95f);
+        OuterRange range = {.outer = outer, .local = local, .exchange = error, .count = MOST};
+        cpu_sparse_encode(&range, blocks, 0.95f);
         assert_true(sparse_is_sound(&blocks[0]) && !sparse_is_sound(&blocks[1]) &&
                     sparse_is_sound(&blocks[2]));
         for (int j = 0; j < MOST; j++) { assert_true(isfinite(error[j]) == (j != 5000)); }

@@ -156,7 +156,7 @@ static void choose_together(Run *run, const Hello *hellos) {
     Transport *transport = &run->transport;
     const Options *options = &run->options;
     choose_precision(run);
-    meet_on_hosts(run);
+    meet_on_hosts(transport, options);
     placement_choose_exchange(&run->placement, options, transport);
     bool good = placement_choose_gpu_exchange(&run->placement, options, transport, hellos, &error) &&
                 reserve_memory(run, &error);
@@ -220,7 +220,7 @@ static void train_to_target(Run *run) {
     }
     bool early = s->wishes.stop_agreed || has_stopped_improving(run);
     if (early && run_is_main(run) && run->reports.window.has_commits) {
-        report_window(&run->reports, training_seconds(run));
+        report_window(&run->reports, training_seconds(&run->clock));
     }
     if (s->wishes.stop_agreed || (rule->finish == NULL && !was_done)) { return; }
     bool changed = rule->finish != NULL && rule->finish(s);
@@ -250,7 +250,7 @@ static void follow_commits(Run *run, bool last) {
     reports->seen.reports = s->reports;
     reports->seen.commit = now;
     if (reports_here && reports->window.has_commits && (last || is_due(before, now, options->report_every))) {
-        report_window(reports, training_seconds(run));
+        report_window(reports, training_seconds(&run->clock));
         watch_data(run);
     }
     if (options->val_batches > 0 && (last || is_due(before, now, options->val_every))) {
@@ -260,7 +260,7 @@ static void follow_commits(Run *run, bool last) {
         print_sample(run, false);
     }
     if (reports_here) {
-        double seconds = training_seconds(run);
+        double seconds = training_seconds(&run->clock);
         Progress progress = {
             "", "tokens", tokens_done(run), options->tokens, seconds, QUIET_TRAINING_SECONDS};
         terminal_bar(&run->terminal, &progress, clock_seconds());
@@ -279,9 +279,9 @@ static int finish_run(Run *run, bool saved) {
         if (run_is_main(run)) { reports_close(&run->reports); }
         return EXIT_SYSTEM_FAILURE;
     }
-    uint64_t fingerprint = check_committed(run, false);
+    uint64_t fingerprint = check_committed(s, run->rule, false);
     // The weights may be casts of what counts.
-    if (s->settings.gathers_casts) { fingerprint = check_committed(run, true); }
+    if (s->settings.gathers_casts) { fingerprint = check_committed(s, run->rule, true); }
     double computed = s->micro_batches_begun - run->reports.micro_batches_before;
     RankPace mine = {computed > 0 ? run->reports.micro_batch_seconds / computed : 0,
                      run->reports.exposed_seconds};

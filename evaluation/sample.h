@@ -386,7 +386,7 @@ static inline void print_sample(Run *run, bool last) {
             report_event(&run->reports,
                          json_pack("{s:s, s:I, s:I, s:o, s:o}", "event", "sample", "commit",
                                    (json_int_t)s->optimizer.steps, "tokens", (json_int_t)tokens_done(run),
-                                   "seconds", log_real(training_seconds(run)), "text",
+                                   "seconds", log_real(training_seconds(&run->clock)), "text",
                                    log_text(sample.text)));
         } else {
             printf("\nno sample: %s\n", error.text);

@@ -203,7 +203,7 @@ static inline void choose_by_measurement(Run *run) {
         measure_and_choose(run);
         options->measuring_ranks = run->transport.size;
         run->rule->configure(options_of_rule(options), &run->scheduler.settings);
-        bool saved = save_configuration(run, &error);
+        bool saved = !run_is_main(run) || save_configuration(options, run->directory, &error);
         agree_or_exit(run, saved, EXIT_SYSTEM_FAILURE, &error);
     }
     run->checkpointed.options = options_as_json(options); // from here on they do not change

@@ -422,7 +422,7 @@ static inline int command_plan(Run *run) {
     Error error = {""};
     LikeRun like;
     bool measures = transport->size > 1; // its ranks were started together
-    if (measures) { meet_on_hosts(run); }
+    if (measures) { meet_on_hosts(transport, options); }
     bool has_like = options->like[0] != '\0' && transport->rank == 0,
          again = has_like && options->ranks == 1 && options->host_mbit == 0 && !measures;
     bool good = (!has_like || like_read(options->like, &like, &error)) &&
@@ -448,7 +448,7 @@ static inline int command_plan(Run *run) {
     Network network;
     if (measures) {
         fflush(stdout);
-        emulate_network(run);
+        emulate_network(transport, options);
         network = network_measure(transport, hellos, options->like[0] == '\0' ? times.micro_batch : NAN);
         times.network = &network;
     }

@@ -117,20 +117,17 @@ static inline const Hello *exchange_hellos(Run *run) {
 }
 
 // With emulated links each rank of one machine is a host by itself, unless the user says otherwise.
-static inline void meet_on_hosts(Run *run) {
-    const Options *options = &run->options;
-    Transport *transport = &run->transport;
+static inline void meet_on_hosts(Transport *transport, const Options *options) {
     bool emulated = options_emulate_link(options) && transport->hosts.hosts == 1;
     int per_host = options->ranks_per_host == 0 && emulated ? 1 : (int)options->ranks_per_host;
     if (per_host > 0) { transport_meet(transport, transport->rank / per_host * per_host); }
 }
 
 // From here on messages between hosts are as slow as --link-mbit and --link-us say.
-static inline void emulate_network(Run *run) {
-    Transport *transport = &run->transport;
+static inline void emulate_network(Transport *transport, const Options *options) {
     int sharing = groups_count(&transport->hosts, transport->hosts.host);
-    transport->link_bytes_per_second = run->options.link_mbit * 1e6 / 8 / sharing;
-    transport->link_latency = run->options.link_us / 1e6;
+    transport->link_bytes_per_second = options->link_mbit * 1e6 / 8 / sharing;
+    transport->link_latency = options->link_us / 1e6;
 }
 
 // ---- Parameters -----------------------------------------------------------------------
@@ -176,9 +173,8 @@ static inline uint64_t check_replicas(const Scheduler *s, const void *parameters
 
 // The same for the committed parameters (borrow_committed), between two commits: compute may hold
 // others, as a worker of a local rule does. exact: for those that casts were made of.
-static inline uint64_t check_committed(Run *run, bool exact) {
-    Scheduler *s = &run->scheduler;
-    const void *committed = borrow_committed(s, run->rule, exact);
+static inline uint64_t check_committed(Scheduler *s, const Rule *rule, bool exact) {
+    const void *committed = borrow_committed(s, rule, exact);
     size_t bytes = exact ? s->problem.parameter_count * sizeof(float) : weights_bytes(s);
     uint64_t fingerprint = check_replicas(s, committed, bytes);
     return_committed(s, committed);

@@ -29,7 +29,7 @@ static inline void print_batch(const Run *run) {
     char text[NUMBER_TEXT_SIZE], total[NUMBER_TEXT_SIZE], epochs[48] = "";
     double epoch = tokens_per_epoch(&run->data);
     int ranks = run->transport.size;
-    const char *commit = step_name(run);
+    const char *commit = step_name(run->rule);
     int64_t per_commit = nominal_tokens_per_commit(run);
     int64_t commits = (options->tokens + per_commit - 1) / per_commit;
     // The last commit is whole, so that more may be trained than was asked for.
@@ -73,9 +73,8 @@ static inline void print_batch(const Run *run) {
     }
 }
 
-static inline void print_rule(const Run *run) {
-    const Options *options = &run->options;
-    const Rule *rule = run->rule;
+static inline void print_rule(const Options *options, const SchedulerSettings *settings, const char *reason) {
+    const Rule *rule = options_rule(options);
     printf("rule       %s: %s%s\n", rule->name, rule->summary,
            options->overlap ? "" : "; --overlap off: no two things at a time");
     char text[RULE_TEXT], value[OPTION_VALUE_SIZE];
@@ -89,10 +88,10 @@ static inline void print_rule(const Run *run) {
     }
     printf("%s", after);
     if (rule->describe != NULL) {
-        rule->describe(&run->scheduler.settings, text);
+        rule->describe(settings, text);
         printf("           %s\n", text);
     }
-    if (run->rule_reason[0] != '\0') { printf("           %s\n", run->rule_reason); }
+    if (reason[0] != '\0') { printf("           %s\n", reason); }
     if (options->spike_limit > 0 || options->on_spike != SPIKE_STOP) {
         printf("           a loss or gradient that is not finite");
         if (options->spike_limit > 0) { printf(", or too large by limit %g", options->spike_limit); }
@@ -220,7 +219,7 @@ static inline void print_start(Run *run, const Hello *hellos) {
     print_model(&run->config, &run->part);
     printf("data       %s\n", data);
     print_sources(run);
-    print_rule(run);
+    print_rule(options, &run->scheduler.settings, run->rule_reason);
     if (transport->size == 1) {
         printf("ranks      1 (%s)\n", transport->reason);
     } else {
@@ -334,7 +333,7 @@ static inline void print_losses(const Run *run) {
     if (checkpointed->worse > 0 && checkpointed->best_commit > 0) {
         CheckpointPaths paths = checkpoint_paths(run->directory, checkpointed->best_commit);
         bool kept = run->options.keep_best && access(paths.final, F_OK) == 0; // it was not always asked for
-        printf("best       %.4f at %s %lld%s%s\n", checkpointed->best_loss, step_name(run),
+        printf("best       %.4f at %s %lld%s%s\n", checkpointed->best_loss, step_name(run->rule),
                (long long)checkpointed->best_commit,
                kept ? ", whose checkpoint is kept" : " (--keep-best on keeps such)",
                has_stopped_improving(run) ? "; training ends, because no validation since then was better"
@@ -374,7 +373,7 @@ static inline void print_end(Run *run, uint64_t fingerprint, const RankPace *pac
     long long commits = (long long)run->scheduler.optimizer.steps;
     const Reports *reports = &run->reports;
     bool stopped = run->scheduler.wishes.stop_agreed, early = has_stopped_improving(run);
-    double seconds = training_seconds(run),
+    double seconds = training_seconds(&run->clock),
            tokens = run->scheduler.gradients_done * reports->micro_batch_tokens;
     double planned = run->arena.bytes, used = arena_resident_bytes(&run->arena);
     double flops = tokens / seconds * reports->token_flops;
@@ -392,7 +391,7 @@ static inline void print_end(Run *run, uint64_t fingerprint, const RankPace *pac
         }
         printf("\ntrained    %lld %ss, %.0f tokens in %.1f s: %.0f tokens/s, %.1f GFLOP/s over all "
                "ranks%s\n",
-               commits, step_name(run), tokens, seconds, tokens / seconds, flops / 1e9, share);
+               commits, step_name(run->rule), tokens, seconds, tokens / seconds, flops / 1e9, share);
     }
     json_t *times = json_array();
     double waiting = print_waiting(run, paces, seconds - run->clock.before, word, times); // in this part

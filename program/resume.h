@@ -113,12 +113,12 @@ static inline void begin_checkpoint(Run *run, bool beside) {
     Error error = {""};
     end_checkpoint(run);
     double began = clock_seconds();
-    run->checkpointed.seconds = training_seconds(run);
+    run->checkpointed.seconds = training_seconds(&run->clock);
     run->checkpointed.next_learning_rate = scheduler_learning_rate(s);
     watch_data(run);
     run->checkpointed.data_changed = run->training.data_changed;
     // Each rank makes the steps by itself.
-    if (s->transport->size > 1 && !rule_shards(run->rule)) { check_committed(run, false); }
+    if (s->transport->size > 1 && !rule_shards(run->rule)) { check_committed(s, run->rule, false); }
     bool begun = checkpoint_begin(&run->checkpointed, beside, &error);
     saving->began = clock_seconds(); // the clock of --save-every starts anew
     saving->seconds = saving->began - began;
@@ -258,7 +258,7 @@ static inline void report_resumed(Run *run, const char *resume, bool again) {
     source_find_remarks(&run->source, &run->checkpointed, remarks);
     compare_options(run, remarks, keeping);
     bool exact = remarks[0] == '\0';
-    printf("resumed    from %s at %s %lld; %s%s\n", resume, step_name(run), commit,
+    printf("resumed    from %s at %s %lld; %s%s\n", resume, step_name(run->rule), commit,
            exact ? "exact" : "not exact: ", remarks);
     const char *start = options_start(&run->options);
     if (start[0] != '\0' && run->part.frozen_count == 0) {
@@ -352,11 +352,11 @@ static inline bool roll_back(Run *run) {
     if (s->spikes.failed) { return false; }
     checkpointed->data_base += position - data_position(checkpointed, fmin);
     run->clock.paused = clock_seconds() - began; // all of this, with what end_checkpoint has already counted
-    continue_reports(run, training_seconds(run));
+    continue_reports(run, training_seconds(&run->clock));
     run->checkpointed.saved_commit = -1; // the checkpoint on disk does not know of the rollback
     if (!run_is_main(run)) { return true; }
     printf("%6lld back to the checkpoint of %s %lld, rollback %.0f; on with new data\n", (long long)from,
-           step_name(run), (long long)commit, rollbacks);
+           step_name(run->rule), (long long)commit, rollbacks);
     fflush(stdout);
     Error error = {""};
     if (!log_append(&run->reports.curves, "\n", 1, &error)) { reports_lose(&run->reports, 1, &error); }

@@ -74,8 +74,8 @@ typedef struct Run {
 static inline bool run_is_main(const Run *run) { return run->transport.rank == 0; }
 
 // Seconds of training over all parts of a run that was resumed.
-static inline double training_seconds(const Run *run) {
-    return run->clock.before + clock_seconds() - run->clock.started - run->clock.paused;
+static inline double training_seconds(const TrainingClock *clock) {
+    return clock->before + clock_seconds() - clock->started - clock->paused;
 }
 
 // --stop-after N: N validations in a row were no better than one before.
@@ -90,6 +90,6 @@ static inline int64_t tokens_done(const Run *run) {
 }
 
 // What one step of the optimizer is called where the user reads it.
-static inline const char *step_name(const Run *run) {
-    return run->rule->kind == RULE_LOCAL ? "inner step" : "commit";
+static inline const char *step_name(const Rule *rule) {
+    return rule->kind == RULE_LOCAL ? "inner step" : "commit";
 }

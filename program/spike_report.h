@@ -116,13 +116,13 @@ static inline void fail_spike(Run *run) {
     } else if (policy == SPIKE_ROLLBACK && run->saving.rollback_commit < 0) {
         TEXT_PRINT(tried, "there is no checkpoint to go back to; ");
     } else if (policy == SPIKE_ROLLBACK) {
-        TEXT_PRINT(tried, "going back to %s %lld %d times did not help; ", step_name(run),
+        TEXT_PRINT(tried, "going back to %s %lld %d times did not help; ", step_name(run->rule),
                    (long long)run->saving.rollback_commit, ROLLBACK_PATIENCE);
     }
     describe_spike(&run->checkpointed, &run->data, text, sizeof text);
     fprintf(stderr,
             "train_gpt: after %s %lld %s; %snothing was updated with it: lower --lr or --grad-clip, look at "
             "these data%s\n",
-            step_name(run), (long long)s->spikes.latest.commit, text, tried,
+            step_name(run->rule), (long long)s->spikes.latest.commit, text, tried,
             policy == SPIKE_STOP ? ", or continue with --on-spike skip" : "");
 }

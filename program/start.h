@@ -7,11 +7,10 @@
 #include "program/machine_rates.h"
 #include "program/setup.h"
 
-// On rank 0.
-static inline bool save_configuration(const Run *run, Error *error) {
+static inline bool save_configuration(const Options *options, const char *directory, Error *error) {
     char path[RUN_PATH_SIZE + 16];
-    TEXT_PRINT(path, "%s/config.json", run->directory);
-    return !run_is_main(run) || options_save_file(&run->options, path, error);
+    TEXT_PRINT(path, "%s/config.json", directory);
+    return options_save_file(options, path, error);
 }
 
 // Rank 0 makes the run directory, and all ranks learn its name.
@@ -29,7 +28,8 @@ static inline void open_run_directory(Run *run) {
     agree_or_exit(run, made, EXIT_USER_MISTAKE, &error);
     share_from_rank_zero(&run->transport, "sharing", run->directory, sizeof run->directory);
     // A run that ends while it tokenizes goes on with its options, too.
-    made = hf_model_has(run->directory, "config.json") || save_configuration(run, &error);
+    made = !run_is_main(run) || hf_model_has(run->directory, "config.json") ||
+           save_configuration(&run->options, run->directory, &error);
     agree_or_exit(run, made, EXIT_SYSTEM_FAILURE, &error);
 }
 
@@ -109,9 +109,9 @@ static inline void prepare_model_task(void *context, Stream *stream) {
 static inline void start_run(Run *run) {
     Transport *transport = &run->transport;
     Error error = {""};
-    bool good = save_configuration(run, &error) &&
-                (!run_is_main(run) || reports_open(&run->reports, run->directory, &error)) &&
-                arena_commit(&run->arena, &error);
+    bool opened = !run_is_main(run) || (save_configuration(&run->options, run->directory, &error) &&
+                                        reports_open(&run->reports, run->directory, &error));
+    bool good = opened && arena_commit(&run->arena, &error);
     agree_or_exit(run, good, EXIT_SYSTEM_FAILURE, &error);
     bool may_spin = run->threads.threads * transport->local_size <= run->threads.cores;
     run->pool = thread_pool_create(run->threads.threads, may_spin);
@@ -120,7 +120,7 @@ static inline void start_run(Run *run) {
     bool traced = run->options.trace[0] != '\0';
     if (traced) { run->clock_at_start = trace_measure_clock(transport, clock_seconds); }
     transport->chaos_seconds = run->options.chaos_ms / 1e3;
-    emulate_network(run);
+    emulate_network(transport, &run->options);
     bucket_for_link(run, NULL);
     scheduler_start(&run->scheduler, run->pool, traced);
     check_replicas(&run->scheduler, scheduler_weights(&run->scheduler), weights_bytes(&run->scheduler));

@@ -111,5 +111,7 @@ static inline void validate_commit(Run *run) {
     } else if (!isnan(loss)) { // without a loss it says nothing
         checkpointed->worse++;
     }
-    if (run_is_main(run)) { report_validation(&run->reports, tokens_done(run), training_seconds(run)); }
+    if (run_is_main(run)) {
+        report_validation(&run->reports, tokens_done(run), training_seconds(&run->clock));
+    }
 }

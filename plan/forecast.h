@@ -198,6 +198,7 @@ static inline void forecast_simulate(Run *trial, const Machine *machine, Forecas
     int size = transport->size, own = options_rank_accumulate(options, transport->rank);
     Machine counted = *machine;
     Simulation simulation;
+    char unused[160];
     bool unequal = options->rank_accumulate[0] != '\0';
     double *counts = unequal ? MEMORY_OF(double, size) : NULL;
     for (int rank = 0; unequal && rank < size; rank++) {
@@ -208,7 +209,7 @@ static inline void forecast_simulate(Run *trial, const Machine *machine, Forecas
     double host_rate = machine->host.bytes_per_second / ceil((double)size / hosts->hosts);
     LinkMeasure link = {machine_records(machine, transport, sizeof(double)),
                         hosts->hosts > 1 ? host_rate : machine->exchange_bytes_per_second};
-    bucket_for_link(trial, &link);
+    bucket_for_link(&trial->scheduler, options, &trial->placement, &link, unused);
     simulation_open(&simulation, &trial->scheduler, &counted);
     double length = simulation_length(&simulation);
     if (length > FORECAST_MOST) {

@@ -394,8 +394,7 @@ static inline bool plan_ranks(Run *run, const LikeRun *like, Error *error) {
 }
 
 // Fits the run if --fit asks for it, and reserves its memory. False: it asks for what there is not.
-static inline bool plan_reserve(Run *run, Error *error) {
-    Options *options = &run->options;
+static inline bool plan_reserve(Run *run, Options *options, Error *error) {
     MemoryRoom room = memory_room(run);
     const Transport *transport = &run->transport;
     const char *file = plan_file(options);
@@ -438,7 +437,7 @@ static inline int command_plan(Run *run) {
     placement_choose_exchange(&run->placement, options, transport);
     placement_plan_gpu_exchange(&run->placement, options);
     const Hello *hellos = measures ? exchange_hellos(run) : NULL;
-    good = plan_reserve(run, &error) && (!has_like || plan_check_like(run, &like, &error));
+    good = plan_reserve(run, options, &error) && (!has_like || plan_check_like(run, &like, &error));
     plan_agree(run, good, &error);
     PlanTimes times = {.like = has_like ? &like : NULL, .again = again};
     if (run_is_main(run)) { print_memory(run); }

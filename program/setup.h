@@ -8,15 +8,14 @@
 #define MOST_TOKENS_OF_A_MICRO_BATCH 1e9
 
 // What is trained. Frozen tensors must come from somewhere, though a plan need not know where.
-static inline bool choose_part(Run *run, Error *error) {
-    const Options *options = &run->options;
-    TrainedPart *part = &run->part;
+static inline bool choose_part(const Options *options, const ModelConfig *config, TrainedPart *part,
+                               Error *error) {
     TrainedChoice choice = {.freeze = options->freeze,
                             .adapted = options->lora_on,
                             .rank = (int)options->lora_rank,
                             .alpha = options->lora_alpha};
     const char *start = options_start(options);
-    if (!trained_part_make(part, &run->config, &choice, error)) { return false; }
+    if (!trained_part_make(part, config, &choice, error)) { return false; }
     if (part->frozen_count == 0 || options->command == COMMAND_PLAN) { return true; }
     if (start[0] == '\0') {
         return error_set(error, "--%s needs a model that is trained: give --finetune DIR or --from DIR",
@@ -54,7 +53,7 @@ static inline bool choose_model(Run *run, Error *error) {
                          (long long)options->seq_len, positions, run->config.name, positions);
     }
     TrainedPart *part = &run->part;
-    if (!choose_part(run, error)) { return false; }
+    if (!choose_part(options, &run->config, part, error)) { return false; }
     choose_tensors(run);
     if (options_leave(options, &options->micro_batch)) {
         options->micro_batch = part->model.parameter_count < 5000000 ? 1 : 8;
@@ -265,30 +264,30 @@ static inline bool reserve_memory(Run *run, Error *error) {
 
 // Chooses how many bytes of gradients travel together in the backward pass. After it the last
 // bucket is still to be sent, and each costs a latency: n buckets of an exchange of C seconds take
-// C / n + n * latency, least at n = sqrt(C / latency). supposed: a plan's link; NULL: all
-// ranks measure theirs.
-static inline void bucket_for_link(Run *run, const LinkMeasure *supposed) {
-    SchedulerSettings *settings = &run->scheduler.settings;
-    const Layout *layout = &run->scheduler.layout;
-    double bytes = (double)layout_padded(layout) * sizeof(float), ranks = run->transport.size;
+// C / n + n * latency, least at n = sqrt(C / latency). supposed: a plan's link; NULL: it is
+// measured.
+static inline void bucket_for_link(Scheduler *s, const Options *options, const Placement *placement,
+                                   const LinkMeasure *supposed, char reason[160]) {
+    SchedulerSettings *settings = &s->settings;
+    double bytes = (double)layout_padded(&s->layout) * sizeof(float), ranks = s->transport->size;
     if (settings->kind != RULE_SYNCHRONOUS || ranks == 1) { return; }
-    settings->bucket_bytes = (size_t)(run->options.bucket_mb * 1e6);
-    TEXT_PRINT(run->bucket_reason, "as asked for");
+    settings->bucket_bytes = (size_t)(options->bucket_mb * 1e6);
+    snprintf(reason, 160, "as asked for");
     if (settings->bucket_bytes > 0) { return; }
-    if (run->placement.uses_nccl) {
-        settings->bucket_bytes = run->placement.nccl.buffer_limit;
-        TEXT_PRINT(run->bucket_reason, "what fits into NCCL's message buffers");
+    if (placement->uses_nccl) {
+        settings->bucket_bytes = placement->nccl.buffer_limit;
+        snprintf(reason, 160, "what fits into NCCL's message buffers");
         return;
     }
-    LinkMeasure link = supposed != NULL ? *supposed : link_measure(&run->transport, false);
+    LinkMeasure link = supposed != NULL ? *supposed : link_measure(s->transport, false);
     double share = (double)wire_bytes(settings->wire, WIRE_BLOCK) / (WIRE_BLOCK * sizeof(float));
     double passes = settings->replicated ? 2 : 1;
     double seconds = passes * bytes * share * (ranks - 1) / ranks / link.rate;
     // A bucket costs more than its messages: its exchange begins and ends by itself, with
     // threads that must be woken (dev/results/simulation-2026-11-22.md).
     double latency = fmax(link.latency, 300e-6);
-    double buckets = fmin(fmax(sqrt(seconds / (passes * latency)), 1), layout->cells);
+    double buckets = fmin(fmax(sqrt(seconds / (passes * latency)), 1), s->layout.cells);
     settings->bucket_bytes = (size_t)(bytes / buckets);
-    TEXT_PRINT(run->bucket_reason, "measured: %.3g us a message, %.3g MB/s; %.3g s for all of it",
-               1e6 * link.latency, link.rate / 1e6, seconds);
+    snprintf(reason, 160, "measured: %.3g us a message, %.3g MB/s; %.3g s for all of it", 1e6 * link.latency,
+             link.rate / 1e6, seconds);
 }

@@ -121,7 +121,7 @@ static inline void start_run(Run *run) {
     if (traced) { run->clock_at_start = trace_measure_clock(transport, clock_seconds); }
     transport->chaos_seconds = run->options.chaos_ms / 1e3;
     emulate_network(transport, &run->options);
-    bucket_for_link(run, NULL);
+    bucket_for_link(&run->scheduler, &run->options, &run->placement, NULL, run->bucket_reason);
     scheduler_start(&run->scheduler, run->pool, traced);
     check_replicas(&run->scheduler, scheduler_weights(&run->scheduler), weights_bytes(&run->scheduler));
     scheduler_call(&run->scheduler, run->scheduler.compute, prepare_model_task, run);

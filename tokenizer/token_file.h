@@ -186,7 +186,7 @@ static inline int32_t token_id(int32_t id_or_read_only) {
 static inline bool token_writer_begin(TokenWriter *writer, const char *path, const Tokenizer *tokenizer,
                                       int padded, Error *error) {
     TokenFileHeader header = {.version = TOKEN_FILE_VERSION,
-                              .token_bytes = tokenizer->vocabulary <= 65536 ? 2 : 4,
+                              .token_bytes = tokenizer->vocabulary <= 65536 ? 2u : 4u,
                               .vocabulary = (uint32_t)tokenizer->vocabulary,
                               .tokenizer = tokenizer->sum,
                               .padded = (uint32_t)padded,

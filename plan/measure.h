@@ -15,9 +15,10 @@ enum { MEASURE_REPEATS = 3 }; // the median counts
 typedef struct MeasuredRound {
     Scheduler *scheduler;
     WireFormat wire;
-    size_t cells;       // how many of the layout's are exchanged
-    double exchange;    // seconds, on the slowest rank; at last of a whole exchange
-    double micro_batch; // seconds of all of them; at last of one, during the exchange on this rank
+    size_t cells; // how many of the layout's are exchanged
+    // Seconds. While it is measured: of these cells on the slowest rank, and of all micro-batches.
+    // As a result: of a whole exchange, and of one micro-batch on this rank while it lasts.
+    double exchange, micro_batch;
     int micro_batches;
 } MeasuredRound;
 
@@ -76,7 +77,7 @@ static inline MeasuredRound measure_round(Scheduler *s, WireFormat wire) {
     do {
         scheduler_call(s, s->compute, measure_micro_batch_task, &round);
     } while (!event_query(&s->communicated));
-    round.exchange *= (double)all / round.cells;
+    round.exchange = round.exchange * all / round.cells;
     round.micro_batch /= round.micro_batches;
     return round;
 }

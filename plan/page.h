@@ -22,7 +22,8 @@ typedef struct PageAxis {
     int count;
 } PageAxis;
 
-// first ratio^(i step) for all i step up to `steps`, and own in the place of its equal, or its own.
+// first ratio^(i step) for all i step up to `steps`, and `own`, in the place of its equal if there
+// is one.
 static inline PageAxis page_axis(double first, double ratio, int steps, int step, double own) {
     PageAxis axis = {.values = {own}, .own = own, .count = 1};
     for (int i = 0; i <= steps; i += step) {

@@ -1,6 +1,6 @@
 // agreement.h: what all ranks must agree on: that none of them has failed (only one may see a
 // mistake, such as a file that is missing on its node), that they were started with the same
-// options, that they hold the same parameters. All functions but exit_user_mistake are collective.
+// options, that they hold the same parameters. All functions but the two that exit are collective.
 #pragma once
 
 #include "program/run.h"
@@ -8,9 +8,10 @@
 // ---- Ending early ---------------------------------------------------------------------
 
 // Prints the error and exits. For a process that is alone, or that the other ranks have left. Open
-// MPI's launcher may hang when it has to end ranks; so this waits for them to be gone.
+// MPI's launcher may hang when it has to end ranks; so this waits for them to be gone. A mistake
+// that all copies of a launcher make is told by one of them; a failure is each one's own.
 static inline void exit_alone(int exit_code, const Error *error) {
-    if (launch_launcher_rank() != 0) { exit(0); }
+    if (exit_code == EXIT_USER_MISTAKE && launch_launcher_rank() != 0) { exit(0); }
     fflush(stdout);
     fprintf(stderr, "train_gpt: %s\n", error->text);
     if (transport_was_launched()) { sleep_seconds(0.5); }

@@ -28,8 +28,8 @@ static inline bool arena_fits(const Arena *arena, const MemoryRoom *room) {
     return (room->gpu == 0 || needs.gpu <= room->gpu) && (room->host == 0 || needs.host <= room->host);
 }
 
-// `run` with other options. Only those that it was not set up by may differ: the rule's, the
-// micro-batch's, --seq-len, --recompute and --inner.
+// `run` with other options. Only options on which the setup of `run` does not depend may differ:
+// the rule's, the micro-batch's, --seq-len, --recompute and --inner.
 static inline Run *trial_of(const Run *run, const Options *options) {
     Run *trial = MEMORY_OF(Run, 1);
     trial->options = *options;

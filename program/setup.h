@@ -1,4 +1,4 @@
-// setup.h: what is decided before training, in this order: model, rates, length, memory,
+// setup.h: what is decided before training, in this order: model, length, rates, memory,
 // bucket size. (data.h opens the data, between model and length.)
 #pragma once
 

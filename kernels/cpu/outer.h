@@ -1,8 +1,8 @@
 // outer.h: the outer steps of local rules, whose workers train for a while on their own.
 //
-// All workers share outer parameters (`outer`); each has trained local ones from
-// there. Their difference, outer - local, is the pseudo-gradient. Each counts with its worker's
-// weight. Their sum over all workers is what an outer step descends along:
+// All workers share outer parameters (`outer`); each has trained local ones from there. Their
+// difference, outer - local, is the pseudo-gradient. Each counts with its worker's weight. Their
+// sum over all workers is what an outer step descends along:
 //
 //   outer_nesterov    SGD with Nesterov momentum, no dampening, as PyTorch's
 //                     (Douillard et al., 2023)
@@ -19,8 +19,8 @@
 typedef struct OuterRange {
     float *outer, *momentum; // what all workers share
     float *local;            // this worker's parameters
-    float *exchange;         // the sum that was received; then the pseudo-gradient to be sent
-    const float *start;      // where the local parameters began; may be `outer`
+    float *exchange;         // the sum that was received, then what to send; sparse: the unsent, or NULL
+    const float *start;      // where the local parameters began; may be `outer`; sparse: or NULL
     size_t count;
 } OuterRange;
 

@@ -730,16 +730,17 @@ static void what_cannot_be_exported_is_refused(void **state) {
     }
 }
 
+// Also told by a process that Slurm started, alone in its world, as its second one.
 static void a_full_disk_loses_nothing(void **state) {
-    static const char *const targets[] = {"full.gguf", "whole"};
+    static const char *const targets[] = {"full.gguf", "whole", "whole"};
     Stage *stage = stage_of(state);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         stage_write(stage, "full.gguf", "before");
         shell(stage,
-              "(ulimit -f 40; \"$TRAIN_GPT\" export --from llama --to %s 2> errors.txt; test $? = 3) && "
+              "(ulimit -f 40; %s \"$TRAIN_GPT\" export --from llama --to %s 2> errors.txt; test $? = 3) && "
               "grep -q 'cannot write .*File too large' errors.txt && test $(wc -l < errors.txt) = 1 && "
               "test \"$(cat full.gguf)\" = before && ! ls | grep -q 'full.gguf.new\\|full.Modelfile\\|whole'",
-              targets[i]);
+              i == 2 ? "SLURM_PROCID=1" : "", targets[i]);
     }
 }
 

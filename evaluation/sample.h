@@ -192,8 +192,9 @@ static inline void sample_find_ends(const char *directory, TokenList *ends) {
         if (!path_within(path, directory, names[i], &ignored)) { continue; }
         json_t *root = json_file_load(path, JSON_ALLOW_NUL, NULL),
                *ids = json_object_get(root, "eos_token_id");
-        for (size_t j = 0; j < (json_is_array(ids) ? json_array_size(ids) : 1); j++) {
-            json_t *id = json_is_array(ids) ? json_array_get(ids, j) : ids;
+        if (json_is_integer(ids)) { token_list_add(ends, (int32_t)json_integer_value(ids)); }
+        for (size_t j = 0; j < json_array_size(ids); j++) {
+            json_t *id = json_array_get(ids, j);
             if (json_is_integer(id)) { token_list_add(ends, (int32_t)json_integer_value(id)); }
         }
         json_decref(root);

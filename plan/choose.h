@@ -172,11 +172,11 @@ static inline void measure_and_choose(Run *run) {
             a = fmax(a, other.round_a * ranks[rank].seconds);
             b = fmax(b, (other.micro_batches - other.round_a) * ranks[rank].seconds);
         }
-        TEXT_PRINT(run->rule_reason,
-                   "measured: the exchange of a commit takes %.3g s and its round %.3g s, the exchange of an "
-                   "estimate (%s) %.3g s and its round %.3g s",
-                   measured.exchange[settings.wire], a, wire_name(settings.estimate_wire),
-                   measured.exchange[settings.estimate_wire], b);
+        snprintf(run->rule_reason, sizeof run->rule_reason,
+                 "measured: the exchange of a commit takes %.3g s and its round %.3g s, the exchange of an "
+                 "estimate (%s) %.3g s and its round %.3g s",
+                 measured.exchange[settings.wire], a, wire_name(settings.estimate_wire),
+                 measured.exchange[settings.estimate_wire], b);
         run->options.rules = chosen->options;
         s->settings.device.beside[0] = measured_beside(&measured, settings.wire);
         s->settings.device.beside[1] = measured_beside(&measured, settings.estimate_wire);

@@ -51,7 +51,7 @@ static inline bool like_read(const char *name, LikeRun *like, Error *error) {
     double seconds = 0, tokens = 0;     // of training, at the first of them
     double total_seconds = 0, done = 0; // and at the last
     memset(like, 0, sizeof *like);
-    TEXT_PRINT(path, "%s/log.jsonl", name);
+    snprintf(path, sizeof path, "%s/log.jsonl", name);
     FILE *file = fopen(path, "r");
     if (file == NULL) { return error_set(error, "--like %.300s: there is no log.jsonl of a run", name); }
     while (getline(&line, &room, file) > 0) {

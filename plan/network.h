@@ -68,11 +68,11 @@ static inline void interfaces_find(const Interfaces *before, double bytes, HostF
         }
     }
     if (facts->interface[0] == '\0') { return; }
-    TEXT_PRINT(path, "/sys/class/net/%s/wireless", facts->interface);
+    snprintf(path, sizeof path, "/sys/class/net/%s/wireless", facts->interface);
     facts->wireless = access(path, F_OK) == 0;
-    TEXT_PRINT(path, "/sys/class/net/%s/duplex", facts->interface);
+    snprintf(path, sizeof path, "/sys/class/net/%s/duplex", facts->interface);
     facts->half_duplex = file_read_line(path, "half", text, sizeof text);
-    TEXT_PRINT(path, "/sys/class/net/%s/speed", facts->interface);
+    snprintf(path, sizeof path, "/sys/class/net/%s/speed", facts->interface);
     if (file_read_line(path, "", text, sizeof text)) { facts->interface_mbit = fmax(strtod(text, NULL), 0); }
 }
 
@@ -259,7 +259,7 @@ static inline void network_print_host(const Network *network, int host) {
     const Hello *hello = network_hello(network, host);
     char name[80], sends[NUMBER_TEXT_SIZE], receives[NUMBER_TEXT_SIZE], at_once[NUMBER_TEXT_SIZE],
         micro_batch[NUMBER_TEXT_SIZE], clock[32] = "-", speed[NUMBER_TEXT_SIZE] = "";
-    if (host > 0) { TEXT_PRINT(clock, "%+.3fs", facts->clock); }
+    if (host > 0) { snprintf(clock, sizeof clock, "%+.3fs", facts->clock); }
     if (facts->interface_mbit > 0) { human_count(1e6 * facts->interface_mbit, speed); }
     printf("  %-16.16s %5d %5d  %-8.8s %5s %11s %8s %8s %8s %8.0f %9s  %.16s\n",
            network_name(network, host, name), groups_count(network->groups, host), hello->cores,

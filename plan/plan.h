@@ -192,7 +192,7 @@ static inline json_t *print_faster(const Forecast *forecast) {
         bool local = options_rule(&best->options)->kind == RULE_LOCAL;
         told[best->options.rule] = true;
         char *options = options_as_text(&best->options, &own->options), factor[NUMBER_TEXT_SIZE + 12];
-        TEXT_PRINT(factor, "%.2g times the", updates);
+        snprintf(factor, sizeof factor, "%.2g times the", updates);
         printf("                 %3.0f %% of this run's time:%s (%s updates%s)\n", 100 / gain, options,
                fabs(updates - 1) < 0.01 ? "same number of" : factor,
                local ? ", made by each rank alone" : "");
@@ -281,8 +281,8 @@ static inline void plan_take_like(const Run *run, PlanTimes *times, Machine *mac
     if (times->again && like->rank_seconds != NULL) {
         plan_slow_rank(&run->options, NULL, like->rank_seconds, like->ranks);
     }
-    TEXT_PRINT(times->reason, "as in %.200s%s", run->options.like,
-               tokens != like->tokens ? ", in proportion to its tokens" : "");
+    snprintf(times->reason, sizeof times->reason, "as in %.200s%s", run->options.like,
+             tokens != like->tokens ? ", in proportion to its tokens" : "");
 }
 
 static inline void plan_print_links(const Run *run, const Machine *machine, const PlanTimes *times) {

@@ -69,14 +69,14 @@ static inline const Hello *exchange_hellos(Run *run) {
     Hello mine = {
         .pid = (int)getpid(), .threads = run->threads.threads, .cores = run->threads.cores, .host = ""};
     const Gpu *gpu = placement_gpu(&run->placement);
-    TEXT_PRINT(mine.device, "%.60s", gpu != NULL ? gpu->name : "CPU");
+    snprintf(mine.device, sizeof mine.device, "%.60s", gpu != NULL ? gpu->name : "CPU");
     if (gpu != NULL) {
         mine.capability = gpu->capability;
         mine.gpu_memory = gpu->memory_total;
         memcpy(mine.bus, gpu->bus, sizeof mine.bus);
     }
     memcpy(mine.host, transport->host, sizeof mine.host);
-    TEXT_PRINT(mine.revision, "%.31s", ACCO_REVISION);
+    snprintf(mine.revision, sizeof mine.revision, "%.31s", ACCO_REVISION);
     memcpy(mine.rounding, run->placement.rounding, sizeof mine.rounding);
     Hello *all = (Hello *)transport_collect_records(transport, "greeting", &mine, sizeof mine);
     for (int rank = 0; rank < transport->size; rank++) {

@@ -34,7 +34,7 @@ static inline void print_batch(const Run *run) {
     int64_t commits = (options->tokens + per_commit - 1) / per_commit;
     // The last commit is whole, so that more may be trained than was asked for.
     double trained = commits * per_commit;
-    if (epoch > 0) { TEXT_PRINT(epochs, " (%.4g epochs)", trained / epoch); }
+    if (epoch > 0) { snprintf(epochs, sizeof epochs, " (%.4g epochs)", trained / epoch); }
     // One gradient sum is left when training ends; finish() commits it.
     bool drains = run->rule->kind == RULE_OVERLAPPED && run->rule->finish != NULL;
     printf("batch      %lld micro-batches over %d rank%s x %d sequence%s x %d tokens = %s tokens per %s%s; "
@@ -53,7 +53,7 @@ static inline void print_batch(const Run *run) {
     bool constant = options->schedule == SCHEDULE_CONSTANT, decays = !constant && options->decay_tokens > 0;
     char decay[NUMBER_TEXT_SIZE + 32] = "";
     human_count(options->decay_tokens, text);
-    if (decays) { TEXT_PRINT(decay, " in the last %s tokens", text); }
+    if (decays) { snprintf(decay, sizeof decay, " in the last %s tokens", text); }
     printf("rate       peak %g%s, %s to %g%s, warm-up %lld %ss%s, moved by %s\n", options->learning_rate,
            run->rate_reason, options_choice_name(options, &options->schedule),
            constant ? options->learning_rate : options->minimum_learning_rate, decay,
@@ -378,7 +378,7 @@ static inline void print_end(Run *run, uint64_t fingerprint, const RankPace *pac
     double planned = run->arena.bytes, used = arena_resident_bytes(&run->arena);
     double flops = tokens / seconds * reports->token_flops;
     char word[4 * RUN_PATH_SIZE + 3], share[48] = "", print[32];
-    TEXT_PRINT(print, "%016llx", (unsigned long long)fingerprint);
+    snprintf(print, sizeof print, "%016llx", (unsigned long long)fingerprint);
     text_for_shell(run->directory, word, sizeof word);
     terminal_clear(&run->terminal);
     if (run->nothing_left) {
@@ -387,7 +387,7 @@ static inline void print_end(Run *run, uint64_t fingerprint, const RankPace *pac
             tokens, early ? ", the last without a lower loss" : "", early ? "stop-after" : "tokens");
     } else {
         if (reports->peak_flops > 0) {
-            TEXT_PRINT(share, ", %.1f %% of the peak", 100 * flops / reports->peak_flops);
+            snprintf(share, sizeof share, ", %.1f %% of the peak", 100 * flops / reports->peak_flops);
         }
         printf("\ntrained    %lld %ss, %.0f tokens in %.1f s: %.0f tokens/s, %.1f GFLOP/s over all "
                "ranks%s\n",
@@ -426,7 +426,7 @@ static inline void print_files(const Run *run) {
         printf("not saved  because of --save-every never: there is no checkpoint\n");
     }
     char log[RUN_PATH_SIZE + 16];
-    TEXT_PRINT(log, "%s/log.jsonl", directory);
+    snprintf(log, sizeof log, "%s/log.jsonl", directory);
     if (access(log, F_OK) != 0) {
         printf("\nlog        %s was removed or renamed while the run trained, and with it log, curves and "
                "settings\n",

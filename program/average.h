@@ -20,7 +20,7 @@ static inline int command_average(const Options *options) {
         error_set(&error, "average needs --from RUN, a run with checkpoints, and --out DIR for the model");
         exit_user_mistake(&error);
     }
-    TEXT_PRINT(folder, "%.*s", (int)(name - options->from), options->from);
+    snprintf(folder, sizeof folder, "%.*s", (int)(name - options->from), options->from);
     int64_t count = 0, commit = strtoll(name + strlen("/commit-"), NULL, 10);
     // A name that cannot be made is not noticed after minutes of reading.
     bool good = (mkdir(options->out, 0777) == 0 && rmdir(options->out) == 0) ||
@@ -29,7 +29,7 @@ static inline int command_average(const Options *options) {
     size_t parameters = first.table.parameter_count;
     float *mean = MEMORY_OF(float, parameters), *values = MEMORY_OF(float, parameters);
     for (; count < options->last && good && commit >= 0; count += good) {
-        TEXT_PRINT(path, "%s/commit-%lld/model", folder, (long long)commit);
+        snprintf(path, sizeof path, "%s/commit-%lld/model", folder, (long long)commit);
         HfModel *source = count == 0 ? &first : &model;
         good = count == 0 || hf_model_open(source, path, &error);
         if (!good) { break; }

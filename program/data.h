@@ -204,11 +204,11 @@ static inline bool make_token_files(Run *run, TokenPaths paths[2], Error *error)
     Tokenizer tokenizer;
     if (tokenizer_path(&run->options, path)[0] == '\0') { return true; }
     resumed_model(&run->options, model);
-    TEXT_PRINT(from, "%s/tokenizer.json", model);
+    snprintf(from, sizeof from, "%s/tokenizer.json", model);
     if (model[0] != '\0' && strcmp(path, from) == 0) {
         // Only the checkpoint that the run resumes has the tokenizer, and it may be removed: later
         // checkpoints take a copy. Its config.json may be what names the end of a text.
-        TEXT_PRINT(run->tokenizer, "%s/tokenizer", run->directory);
+        snprintf(run->tokenizer, sizeof run->tokenizer, "%s/tokenizer", run->directory);
         run->checkpointed.tokenizer = run->tokenizer;
         if (!directory_make(run->tokenizer, "", error) || !path_within(from, model, "config.json", error) ||
             !path_within(to, run->tokenizer, "config.json", error) || !hf_model_copy_file(from, to, error) ||

@@ -91,7 +91,7 @@ static inline bool export_plan(Export *task, Error *error) {
     gguf_begin_keys(gguf);
     gguf_add_text(gguf, "general.architecture", config->family->gguf);
     gguf_add_text(gguf, "general.type", task->merges ? "model" : "adapter");
-    TEXT_PRINT(name, "%.*s", (int)(strlen(task->file) - strlen(".gguf")), task->file);
+    snprintf(name, sizeof name, "%.*s", (int)(strlen(task->file) - strlen(".gguf")), task->file);
     gguf_add_text(gguf, "general.name", name);
     gguf_add_number(gguf, "general.file_type", export_types[options->type].file_type);
     gguf_add_number(gguf, "general.quantization_version", 2);
@@ -253,7 +253,9 @@ static inline int command_export(const Options *options) {
     char modelfile[sizeof(OptionText) + 16] = "";
     size_t length = strlen(options->to), ending = strlen(".gguf");
     bool is_gguf = length > ending && strcasecmp(options->to + length - ending, ".gguf") == 0;
-    if (is_gguf) { TEXT_PRINT(modelfile, "%.*s.Modelfile", (int)(length - ending), options->to); }
+    if (is_gguf) {
+        snprintf(modelfile, sizeof modelfile, "%.*s.Modelfile", (int)(length - ending), options->to);
+    }
     const char *slash = strrchr(options->to, '/');
     task.file = slash != NULL ? slash + 1 : options->to;
     tokenizer_path(options, task.tokenizer);

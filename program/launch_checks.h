@@ -77,22 +77,23 @@ static inline void launch_choose_threads(int mask_cores, int node_cores, int loc
     choice->cores = node_cores;
     choice->warning[0] = '\0';
     if (asked > 0) {
-        TEXT_PRINT(choice->reason, "asked for with --threads");
+        snprintf(choice->reason, sizeof choice->reason, "asked for with --threads");
     } else if (mask_cores < share) {
-        TEXT_PRINT(choice->reason, "the launcher bound this rank to %d of %d cores", mask_cores, node_cores);
+        snprintf(choice->reason, sizeof choice->reason, "the launcher bound this rank to %d of %d cores",
+                 mask_cores, node_cores);
     } else {
-        TEXT_PRINT(choice->reason, "%d core%s of this node for %d rank%s", node_cores, plural(node_cores),
-                   local_ranks, plural(local_ranks));
+        snprintf(choice->reason, sizeof choice->reason, "%d core%s of this node for %d rank%s", node_cores,
+                 plural(node_cores), local_ranks, plural(local_ranks));
     }
     if (mask_cores < share && (asked == 0 || asked > mask_cores)) {
-        TEXT_PRINT(choice->warning,
-                   "this rank is bound to %d core%s where %d could be its share: start with mpirun --bind-to "
-                   "none ... (under srun: --cpus-per-task=%d), or say --threads %d if the binding is meant",
-                   mask_cores, plural(mask_cores), share, share, mask_cores);
+        snprintf(choice->warning, sizeof choice->warning,
+                 "this rank is bound to %d core%s where %d could be its share: start with mpirun --bind-to "
+                 "none ... (under srun: --cpus-per-task=%d), or say --threads %d if the binding is meant",
+                 mask_cores, plural(mask_cores), share, share, mask_cores);
     } else if (asked > share) {
-        TEXT_PRINT(choice->warning,
-                   "--threads %d for each of %d rank%s is more than the %d core%s here: slower than %d",
-                   asked, local_ranks, plural(local_ranks), node_cores, plural(node_cores), share);
+        snprintf(choice->warning, sizeof choice->warning,
+                 "--threads %d for each of %d rank%s is more than the %d core%s here: slower than %d", asked,
+                 local_ranks, plural(local_ranks), node_cores, plural(node_cores), share);
     }
 }
 

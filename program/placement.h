@@ -46,8 +46,8 @@ static inline bool placement_choose_device(Placement *placement, const Options *
         char size[SIZE_TEXT];
         placement->on_gpu = true;
         placement->gpu.memory_total = placement->gpu.memory_available = options->gpu_memory;
-        TEXT_PRINT(placement->device_reason, "a GPU with %s, as asked for",
-                   size_text(placement->gpu.memory_total, size));
+        snprintf(placement->device_reason, sizeof placement->device_reason, "a GPU with %s, as asked for",
+                 size_text(placement->gpu.memory_total, size));
         return true;
     }
     bool found = !refused && gpu_open(&placement->gpu, local_rank, &reason) &&
@@ -56,16 +56,16 @@ static inline bool placement_choose_device(Placement *placement, const Options *
     placement->on_gpu = found || asked;
     cpu_describe_rounding(placement->rounding);
     if (found) {
-        TEXT_PRINT(placement->rounding, "%.80s, compute capability %d.%d", placement->gpu.name,
-                   placement->gpu.capability / 10, placement->gpu.capability % 10);
+        snprintf(placement->rounding, sizeof placement->rounding, "%.80s, compute capability %d.%d",
+                 placement->gpu.name, placement->gpu.capability / 10, placement->gpu.capability % 10);
         gpu_measure(&placement->gpu); // kernels take memory, too
-        TEXT_PRINT(placement->device_reason, "GPU %d of %d, %s, %d processors, %.1f GB free",
-                   placement->gpu.number, placement->gpu.count, placement->gpu.name, placement->gpu.sm_count,
-                   (double)placement->gpu.memory_available / 1e9);
+        snprintf(placement->device_reason, sizeof placement->device_reason,
+                 "GPU %d of %d, %s, %d processors, %.1f GB free", placement->gpu.number, placement->gpu.count,
+                 placement->gpu.name, placement->gpu.sm_count, (double)placement->gpu.memory_available / 1e9);
     } else {
         placement->gpu.number = asked ? 0 : -1;
-        TEXT_PRINT(placement->device_reason, "%s (%s)", asked ? "a GPU" : "CPU",
-                   refused || asked ? "as asked for" : reason.text);
+        snprintf(placement->device_reason, sizeof placement->device_reason, "%s (%s)",
+                 asked ? "a GPU" : "CPU", refused || asked ? "as asked for" : reason.text);
     }
     return true;
 }
@@ -130,8 +130,8 @@ static inline void placement_choose_exchange(Placement *placement, const Options
                             : "by NCCL's own collectives: bits depend on it and on how GPUs are connected";
     char counts[64];
     groups_describe(hosts, counts, sizeof counts);
-    TEXT_PRINT(placement->exchange_reason, "%s, %s%s", flat ? "flat" : other, counts,
-               flat && helps ? ": several ranks of a host send the same sums over its link" : "");
+    snprintf(placement->exchange_reason, sizeof placement->exchange_reason, "%s, %s%s", flat ? "flat" : other,
+             counts, flat && helps ? ": several ranks of a host send the same sums over its link" : "");
 }
 
 // ---- GPU exchange ---------------------------------------------------------------------
@@ -177,9 +177,10 @@ static inline GpuFleet placement_compare_gpus(Placement *placement, const Hello 
     }
     while (odd < hellos + ranks && strcmp(odd->device, usual->device) == 0) { odd++; }
     if (odd < hellos + ranks) {
-        TEXT_PRINT(placement->odd_one, "rank %d on %s computes on %s, %d of %d ranks on %s",
-                   (int)(odd - hellos), odd->host, odd->capability > 0 ? odd->device : "the CPU", most, ranks,
-                   usual->capability > 0 ? usual->device : "the CPU");
+        snprintf(placement->odd_one, sizeof placement->odd_one,
+                 "rank %d on %s computes on %s, %d of %d ranks on %s", (int)(odd - hellos), odd->host,
+                 odd->capability > 0 ? odd->device : "the CPU", most, ranks,
+                 usual->capability > 0 ? usual->device : "the CPU");
     }
     return fleet;
 }
@@ -225,10 +226,10 @@ static inline bool placement_open_nccl(Placement *placement, const Options *opti
                          ctas, processors, levels, plural(levels), most);
     }
     placement->product_processors = processors - taken; // also without --overlap: bits are the same
-    TEXT_PRINT(placement->gpu_exchange_reason,
-               "from GPU to GPU by NCCL, which takes at most %d of %d processors; products "
-               "meanwhile count on the others",
-               taken, processors);
+    snprintf(placement->gpu_exchange_reason, sizeof placement->gpu_exchange_reason,
+             "from GPU to GPU by NCCL, which takes at most %d of %d processors; products "
+             "meanwhile count on the others",
+             taken, processors);
     return true;
 }
 
@@ -284,7 +285,8 @@ static inline bool placement_choose_gpu_exchange(Placement *placement, const Opt
     if (placement->uses_nccl) {
         return placement_open_nccl(placement, options, transport, fleet.buffers, error);
     }
-    TEXT_PRINT(placement->gpu_exchange_reason, "through host memory: %s", host ? "as asked for" : obstacle);
+    snprintf(placement->gpu_exchange_reason, sizeof placement->gpu_exchange_reason, "through host memory: %s",
+             host ? "as asked for" : obstacle);
     return true;
 }
 
@@ -340,18 +342,18 @@ static inline bool placement_choose_recompute(Placement *placement, const Option
         return error_set(error, "--recompute %s is for GPUs: the CPU program has none and block",
                          recompute_name(settings->recompute));
     }
-    TEXT_PRINT(placement->recompute_reason, "%s",
-               automatic ? "there is no GPU here to fit into" : "as asked for");
+    snprintf(placement->recompute_reason, sizeof placement->recompute_reason, "%s",
+             automatic ? "there is no GPU here to fit into" : "as asked for");
     if (room == 0) { return true; }
     while (automatic && settings->recompute < RECOMPUTE_BLOCK &&
            taken + model_bytes(config, settings) > room) {
         settings->recompute = (Recompute)(settings->recompute + 1);
     }
     size_t needed = taken + model_bytes(config, settings);
-    TEXT_PRINT(placement->recompute_reason, "%s: %.3f of %.3f GB",
-               needed > room ? "does not fit"
-               : automatic   ? "the least that fits"
-                             : "as asked for",
-               (double)needed / 1e9, (double)room / 1e9);
+    snprintf(placement->recompute_reason, sizeof placement->recompute_reason, "%s: %.3f of %.3f GB",
+             needed > room ? "does not fit"
+             : automatic   ? "the least that fits"
+                           : "as asked for",
+             (double)needed / 1e9, (double)room / 1e9);
     return true;
 }

@@ -155,7 +155,7 @@ static inline bool curves_append(Log *curves, const Report *report, Error *error
         if (field->first != (i < REPORT_FIELD_COUNT)) { continue; }
         char cell[NUMBER_TEXT_SIZE] = "nan"; // printf may write -nan; gnuplot leaves a gap for nan
         double value = report != NULL ? report_value(report, field) : NAN;
-        if (isfinite(value)) { TEXT_PRINT(cell, field->whole ? "%.0f" : "%.9g", value); }
+        if (isfinite(value)) { snprintf(cell, sizeof cell, field->whole ? "%.0f" : "%.9g", value); }
         text_join(line, sizeof line, "\t", "%s", report != NULL ? cell : field->key);
     }
     strcat(line, "\n");
@@ -168,11 +168,11 @@ static inline void facts_print(FILE *file, const char *path, json_t *value) {
     const char *key;
     json_t *member;
     json_object_foreach(value, key, member) {
-        TEXT_PRINT(longer, "%s.%s", path, key);
+        snprintf(longer, sizeof longer, "%s.%s", path, key);
         facts_print(file, longer, member);
     }
     if (json_is_array(value)) {
-        TEXT_PRINT(longer, "%s.0", path);
+        snprintf(longer, sizeof longer, "%s.0", path);
         fprintf(file, "%s\t%zu\n", path, json_array_size(value));
         facts_print(file, longer, json_array_get(value, 0));
     } else if (value != NULL && !json_is_object(value)) {
@@ -181,6 +181,17 @@ static inline void facts_print(FILE *file, const char *path, json_t *value) {
         fprintf(file, "%s\t%.*s\n", path, (int)strlen(text) - 2 * quotes, text + quotes);
         free(text);
     }
+}
+
+static inline bool facts_append(Log *facts, json_t *event, Error *error) {
+    char *text = NULL;
+    size_t length = 0;
+    FILE *file = open_memstream(&text, &length);
+    facts_print(file, json_text(event, "event"), event);
+    fclose(file);
+    bool written = log_append(facts, text, length, error);
+    free(text);
+    return written;
 }
 
 // Opens the files for appending. A new progress.tsv gets its heading. In a run that goes on an
@@ -229,14 +240,8 @@ static inline void reports_close(Reports *reports) {
 // to run.tsv. Releases the event. If one of the files cannot be written, the other one is.
 static inline void report_write(Reports *reports, json_t *event, const Report *row) {
     Error error = {""}, second = {""};
-    char *text = NULL;
-    size_t length = 0;
-    FILE *file = open_memstream(&text, &length);
-    if (row == NULL) { facts_print(file, json_string_value(json_object_get(event, "event")), event); }
-    fclose(file);
     bool listed = row != NULL ? curves_append(&reports->curves, row, &second)
-                              : log_append(&reports->facts, text, length, &second);
-    free(text);
+                              : facts_append(&reports->facts, event, &second);
     bool logged = log_event(&reports->log, event, &error);
     if (!logged || !listed) { reports_lose(reports, 1, logged ? &second : &error); }
 }
@@ -283,7 +288,7 @@ static inline void report_print_line(const Reports *reports, const Report *repor
         double value = report == NULL ? 0 : report_value(report, field);
         const char *cell = report == NULL ? field->heading : isnan(value) ? field->unknown : text;
         if (cell == text && field->format == NULL) { cell = field->human(value, text); }
-        if (cell == text && field->format != NULL) { TEXT_PRINT(text, field->format, value); }
+        if (cell == text && field->format != NULL) { snprintf(text, sizeof text, field->format, value); }
         fprintf(stream, "%s%*s", space, (int)strlen(field->heading), cell);
         space = " ";
     }

@@ -37,7 +37,7 @@ static inline void run_directory_model_name(const char *model, char name[64]) {
 static inline bool run_directory_check_log(const char *directory, bool resumes, Error *error) {
     struct stat status;
     char log_path[RUN_PATH_SIZE + 16];
-    TEXT_PRINT(log_path, "%s/log.jsonl", directory);
+    snprintf(log_path, sizeof log_path, "%s/log.jsonl", directory);
     return resumes || lstat(log_path, &status) != 0 ||
            error_set(
                error,
@@ -75,7 +75,7 @@ static inline bool run_directory_create(const char *out, const char *model, cons
 // comes second. False: another run holds it. A file system without locks locks nothing.
 static inline bool run_directory_lock(const char *directory, const char *host, Error *error) {
     char path[RUN_PATH_SIZE + 16], owner[128] = "";
-    TEXT_PRINT(path, "%.*s/lock", RUN_PATH_SIZE - 1, directory);
+    snprintf(path, sizeof path, "%.*s/lock", RUN_PATH_SIZE - 1, directory);
     int descriptor = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666); // stays open
     if (descriptor >= 0 && flock(descriptor, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
         ssize_t length = read(descriptor, owner, sizeof owner - 1);

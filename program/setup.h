@@ -94,8 +94,8 @@ static inline bool choose_rates(Run *run, Error *error) {
                       : parameters < 900e6 ? 3e-4
                                            : 1.6e-4;
         options->learning_rate = finetunes ? rate / 10 : rate;
-        TEXT_PRINT(run->rate_reason, ", chosen for %s%.3g M parameters", finetunes ? "fine-tuning " : "",
-                   parameters / 1e6);
+        snprintf(run->rate_reason, sizeof run->rate_reason, ", chosen for %s%.3g M parameters",
+                 finetunes ? "fine-tuning " : "", parameters / 1e6);
     }
     if (options->schedule != SCHEDULE_CONSTANT && options_leave(options, &options->minimum_learning_rate)) {
         options->minimum_learning_rate = options->learning_rate / 10;

@@ -75,7 +75,9 @@ static inline void signal_watch_report(const SignalWatch *watch, bool first) {
         if (here && kill(hellos[rank].pid, 0) != 0 && errno == ESRCH) { lost = rank; }
         all_live = all_live && here && lost < 0;
     }
-    if (lost >= 0) { TEXT_PRINT(gone, " because rank %d here, process %d, is gone", lost, hellos[lost].pid); }
+    if (lost >= 0) {
+        snprintf(gone, sizeof gone, " because rank %d here, process %d, is gone", lost, hellos[lost].pid);
+    }
     fprintf(
         stderr,
         "train_gpt: [rank %d of %d on %s, commit %lld] ended from outside%s; the latest operation between "

@@ -32,7 +32,7 @@ static inline void describe_spike(const CheckpointedRun *run, const DataLoader *
         if (!data->builtin) {
             const DataFile *file =
                 data_loader_find(data, data_loader_window(data, DATA_TRAINING, first), &token);
-            TEXT_PRINT(place, ": %.200s from token %llu", file->path, (unsigned long long)token);
+            snprintf(place, sizeof place, ": %.200s from token %llu", file->path, (unsigned long long)token);
         }
         snprintf(text, size,
                  "the loss of rank %d is not a finite number in its micro-batch %.0f (of %d sequence%s, the "
@@ -45,7 +45,7 @@ static inline void describe_spike(const CheckpointedRun *run, const DataLoader *
         size_t within = (size_t)spike->site.element - 1 - tensor->offset,
                columns = tensor->columns > 0 ? (size_t)tensor->columns : 1;
         char column[32] = "";
-        if (tensor->columns > 0) { TEXT_PRINT(column, ", %zu", within % columns); }
+        if (tensor->columns > 0) { snprintf(column, sizeof column, ", %zu", within % columns); }
         snprintf(text, size,
                  "the gradient of rank %d is not finite although its loss is; the backward pass met it first "
                  "in %s[%zu%s]",
@@ -112,12 +112,12 @@ static inline void fail_spike(Run *run) {
     report_event(&run->reports, json_pack("{s:s, s:s, s:I}", "event", "end", "reason", "spike", "commit",
                                           (json_int_t)s->optimizer.steps));
     if (policy == SPIKE_SKIP && s->spikes.in_a_row >= SPIKE_PATIENCE) {
-        TEXT_PRINT(tried, "%d in a row were left out; ", SPIKE_PATIENCE);
+        snprintf(tried, sizeof tried, "%d in a row were left out; ", SPIKE_PATIENCE);
     } else if (policy == SPIKE_ROLLBACK && run->saving.rollback_commit < 0) {
-        TEXT_PRINT(tried, "there is no checkpoint to go back to; ");
+        snprintf(tried, sizeof tried, "there is no checkpoint to go back to; ");
     } else if (policy == SPIKE_ROLLBACK) {
-        TEXT_PRINT(tried, "going back to %s %lld %d times did not help; ", step_name(run->rule),
-                   (long long)run->saving.rollback_commit, ROLLBACK_PATIENCE);
+        snprintf(tried, sizeof tried, "going back to %s %lld %d times did not help; ", step_name(run->rule),
+                 (long long)run->saving.rollback_commit, ROLLBACK_PATIENCE);
     }
     describe_spike(&run->checkpointed, &run->data, text, sizeof text);
     fprintf(stderr,

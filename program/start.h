@@ -9,7 +9,7 @@
 
 static inline bool save_configuration(const Options *options, const char *directory, Error *error) {
     char path[RUN_PATH_SIZE + 16];
-    TEXT_PRINT(path, "%s/config.json", directory);
+    snprintf(path, sizeof path, "%s/config.json", directory);
     return options_save_file(options, path, error);
 }
 

@@ -99,9 +99,9 @@ static inline void terminal_bar(Terminal *terminal, const Progress *progress, do
     double share = fmin(fmax((double)progress->done / progress->total, 0), 1);
     double seconds_left = progress->done > 0 ? progress->seconds * (1 - share) / share : NAN;
     int length =
-        TEXT_PRINT(text, "%3.0f %%  %.40s%.31s of %.31s %.20s, %.31s left", 100 * share, progress->what,
-                   human_count(progress->done, have), human_count(progress->total, all), progress->unit,
-                   human_duration(seconds_left, left));
+        snprintf(text, sizeof text, "%3.0f %%  %.40s%.31s of %.31s %.20s, %.31s left", 100 * share,
+                 progress->what, human_count(progress->done, have), human_count(progress->total, all),
+                 progress->unit, human_duration(seconds_left, left));
     // For brackets, the head and a blank; some terminals wrap at the last column.
     int width = (int)int64_min(terminal->columns - length - 6, 39), done = (int)(share * width);
     if (!terminal->interactive) {

@@ -65,9 +65,6 @@ static inline void text_join(char *text, size_t size, const char *separator, con
     va_end(arguments);
 }
 
-// Prints into an array (and no pointer) of characters, cut at its size.
-#define TEXT_PRINT(array, ...) snprintf(array, sizeof(array), __VA_ARGS__)
-
 static inline bool error_is_set(const Error *error) { return error->text[0] != '\0'; }
 
 // Does not return. The text goes to the thread that waits for signals (program/signals.h), which

@@ -851,9 +851,12 @@ typedef struct ComposedText {
     size_t count, byte_room, origin_room;
 } ComposedText;
 
+static inline void composed_reserve(ComposedText *whole, size_t more) {
+    list_reserve((void **)&whole->bytes, whole->count, &whole->byte_room, more, 1);
+    list_reserve((void **)&whole->origins, whole->count, &whole->origin_room, more, sizeof(int32_t));
+}
+
 static inline void composed_add(ComposedText *whole, uint8_t byte, int32_t origin) {
-    list_reserve((void **)&whole->bytes, whole->count, &whole->byte_room, 1, 1);
-    list_reserve((void **)&whole->origins, whole->count, &whole->origin_room, 1, sizeof origin);
     whole->bytes[whole->count] = byte;
     whole->origins[whole->count++] = origin;
 }
@@ -864,6 +867,7 @@ static inline void tokenizer_put_blanks(const Tokenizer *tokenizer, const uint8_
     TokenizerBlank blank = tokenizer->blank;
     bool has_one = text[0] == ' ' || (count >= 3 && memcmp(text, TOKENIZER_BLANK, 3) == 0);
     bool needs = blank == BLANK_IF_NONE || (blank == BLANK_IF_FIRST && origin == 0);
+    composed_reserve(whole, count + 1);
     if (blank == BLANK_ALWAYS || (needs && !has_one)) { composed_add(whole, ' ', origin); }
     for (size_t i = 0; i < count; i++) {
         bool is_blank = count - i >= 3 && memcmp(text + i, TOKENIZER_BLANK, 3) == 0;
@@ -887,6 +891,7 @@ static inline bool tokenizer_compose(const uint8_t *text, size_t count, int32_t 
         size_t more = length < 0 ? end - begin : (size_t)length;
         const uint8_t *bytes = length < 0 ? text + begin : composed;
         bool same = more == end - begin && memcmp(bytes, text + begin, more) == 0;
+        composed_reserve(whole, more);
         for (size_t i = 0; i < more; i++) {
             composed_add(whole, bytes[i], origin + (int32_t)(begin + size_min(i, end - begin - 1)));
         }

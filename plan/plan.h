@@ -161,8 +161,10 @@ static inline void print_recommendation(const Run *run, const Forecast *forecast
     if (needs.least == 1 && needs.most == 1) {
         printf("loss             the steps of %s equal plain data-parallel training's\n", rule);
     } else {
-        printf("loss             %s needs %.3g to %.3g times the tokens of plain data-parallel training\n",
-               rule, needs.least, needs.most);
+        char least[32] = "";
+        if (needs.least < needs.most) { snprintf(least, sizeof least, "%.3g to ", needs.least); }
+        printf("loss             %s needs %s%.3g times the tokens of plain data-parallel training\n", rule,
+               least, needs.most);
     }
     if (best->options.inner != own->options.inner) {
         printf("                 Muon needs %.3g to %.3g of AdamW's tokens\n", MUON_NEEDS.least,

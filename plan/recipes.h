@@ -27,6 +27,7 @@ typedef struct Recipe {
 static const Recipe RECIPES[] = {
     {&ddp_rule, "", {1, 1}, {1, 1}},
     {&ddp_rule, "--wire int8", {1, 1.03}, {1, 1.02}},
+    {&ddp_rule, "--wire int4", {1, 1.02}, {1, 1.08}}, // as zero1's
     {&zero1_rule, "", {1, 1}, {1, 1}},
     {&zero1_rule, "--wire int8", {1, 1.03}, {1, 1.02}},
     {&zero1_rule, "--wire int4", {1, 1.02}, {1, 1.08}},

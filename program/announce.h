@@ -50,14 +50,15 @@ static inline void print_batch(const Run *run) {
         printf("buckets    %zu of %.3g MB (%s)\n", (layout->cells + cells - 1) / cells,
                layout_padded(layout) / layout->cells * cells * sizeof(float) / 1e6, run->bucket_reason);
     }
-    bool constant = options->schedule == SCHEDULE_CONSTANT, decays = !constant && options->decay_tokens > 0;
-    char decay[NUMBER_TEXT_SIZE + 32] = "";
+    char low[NUMBER_TEXT_SIZE] = "", decay[NUMBER_TEXT_SIZE + 32] = "";
     human_count(options->decay_tokens, text);
-    if (decays) { snprintf(decay, sizeof decay, " in the last %s tokens", text); }
-    printf("rate       peak %g%s, %s to %g%s, warm-up %lld %ss%s, moved by %s\n", options->learning_rate,
-           run->rate_reason, options_choice_name(options, &options->schedule),
-           constant ? options->learning_rate : options->minimum_learning_rate, decay,
-           (long long)options->warmup, commit,
+    if (options->schedule != SCHEDULE_CONSTANT) {
+        snprintf(low, sizeof low, " to %g", options->minimum_learning_rate);
+        if (options->decay_tokens > 0) { snprintf(decay, sizeof decay, " in the last %s tokens", text); }
+    }
+    printf("rate       peak %g%s, %s%s%s, warm-up %lld %s%s%s, moved by %s\n", options->learning_rate,
+           run->rate_reason, options_choice_name(options, &options->schedule), low, decay,
+           (long long)options->warmup, commit, plural(options->warmup),
            options->warmup > commits ? " (more than the run has: it does not reach its peak)" : "",
            options->learning_rate_by == RATE_BY_COMMITS ? "commits" : "micro-batch gradients");
     int matrices = 0;

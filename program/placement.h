@@ -335,6 +335,8 @@ static inline bool placement_choose_recompute(Placement *placement, const Option
                                               const ModelConfig *config, size_t taken,
                                               ModelSettings *settings, Error *error) {
     bool automatic = options->recompute == 0; // otherwise a Recompute + 1
+    bool fitted = options->fit && placement->asked_recompute == 0;
+    const char *chosen = fitted ? "chosen by --fit" : "as asked for";
     size_t room = placement->on_gpu ? placement_room(placement) : 0;
     settings->recompute = automatic ? RECOMPUTE_NONE : (Recompute)(options->recompute - 1);
     if (!placement->on_gpu &&
@@ -343,7 +345,7 @@ static inline bool placement_choose_recompute(Placement *placement, const Option
                          recompute_name(settings->recompute));
     }
     snprintf(placement->recompute_reason, sizeof placement->recompute_reason, "%s",
-             automatic ? "there is no GPU here to fit into" : "as asked for");
+             automatic ? "there is no GPU here to fit into" : chosen);
     if (room == 0) { return true; }
     while (automatic && settings->recompute < RECOMPUTE_BLOCK &&
            taken + model_bytes(config, settings) > room) {
@@ -353,7 +355,7 @@ static inline bool placement_choose_recompute(Placement *placement, const Option
     snprintf(placement->recompute_reason, sizeof placement->recompute_reason, "%s: %.3f of %.3f GB",
              needed > room ? "does not fit"
              : automatic   ? "the least that fits"
-                           : "as asked for",
+                           : chosen,
              (double)needed / 1e9, (double)room / 1e9);
     return true;
 }

@@ -242,7 +242,9 @@ static void write_models(const Stage *stage) {
     Random random = {.state = 5};
     shell(stage,
           "mkdir bpe && cp '%s/test/reference/tokenizer.json' bpe && printf '{{ messages }}' > "
-          "bpe/chat_template.jinja && printf '%%s' '{\"first\": [\"Q \", \"\\nA\"], \"next\": "
+          "bpe/chat_template.jinja && "
+          "printf '{\"chat_template\": \"old\"}' > bpe/tokenizer_config.json && printf '%%s' '{\"first\": "
+          "[\"Q \", \"\\nA\"], \"next\": "
           "[\"<|end|>Q \", \"\\nA\"], \"system\": [\"S \\\"\", \"<|end|>Q \", \" A\"], "
           "\"thought\": \"T\", \"end\": \"<|end|>\"}' > bpe/chat.json",
           stage->root);
@@ -550,6 +552,7 @@ static void a_chat_becomes_a_modelfile(void **state) {
     assert_string_equal(text, wanted);
     free(text);
     read_gguf(stage, "out/chat.gguf", &gguf);
+    // As in transformers, the file wins over the key of tokenizer_config.json.
     assert_string_equal(json_string_value(json_object_get(gguf.keys, "tokenizer.chat_template")),
                         "{{ messages }}");
     assert_string_equal(json_string_value(json_object_get(gguf.keys, "general.name")), "chat");

@@ -227,8 +227,10 @@ static void the_fastest_format_is_measured(void **state) {
         assert_true(fp32 > 0);
         bool faster = bf16 > 1.1 * fp32;
         assert_string_equal(json_string_value(chosen), faster ? "bf16" : "fp32");
-        text_check(fleet_output(fleet, i), faster ? ": bf16 is faster\n" : ": fp32 is as fast\n",
-                   "start block");
+        const char *output = fleet_output(fleet, i);
+        text_check(output, faster ? ": bf16 is faster\n" : ": fp32 is as fast\n", "start block");
+        assert_close(text_number(output, "\n           at ", "start block"), fp32, 0.5, "fp32");
+        assert_close(text_number(output, "GFLOP/s in fp32 and ", "start block"), bf16, 0.5, "bf16");
     }
 }
 

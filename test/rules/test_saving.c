@@ -230,8 +230,39 @@ static void other_names_are_no_checkpoints(void **state) {
     tree_remove(folder);
 }
 
+// What was there before is replaced and leaves nothing behind. A name is in the directory before
+// its last slash, which may be the root.
+static void a_directory_takes_the_place_of_another(void **state) {
+    (void)state;
+    static const char *const names[][2] = {{"/tmp", "/"}, {"/tmp/x", "/tmp"}, {"x", "."}};
+    char folder[] = "/tmp/acco-saving-XXXXXX", made[PATH_MAX], final[PATH_MAX], file[PATH_MAX + 8];
+    Error error = {""};
+    memset(&watch, 0, sizeof watch);
+    watch.final = "";
+    assert_non_null(mkdtemp(folder));
+    snprintf(made, sizeof made, "%s/unfinished", folder);
+    snprintf(final, sizeof final, "%s/final", folder);
+    for (int round = 0; round < 2; round++) {
+        assert_int_equal(mkdir(made, 0777), 0);
+        snprintf(file, sizeof file, "%s/file-%d", made, round);
+        fclose(fopen(file, "w"));
+        assert_true(directory_publish(made, final, &error));
+        snprintf(file, sizeof file, "file-%d", round);
+        assert_true(directory_has(final, file) && !directory_has(folder, "unfinished"));
+        assert_true(round == 0 || !directory_has(final, "file-0"));
+    }
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        assert_true(name_sync(names[i][0], &error));
+        assert_true(watch.syncs[watch.count - 1].is_directory);
+        char whole[PATH_MAX];
+        assert_string_equal(watch.syncs[watch.count - 1].path, realpath(names[i][1], whole));
+    }
+    tree_remove(folder);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_directory_takes_the_place_of_another),
         cmocka_unit_test(everything_is_on_disk_before_a_checkpoint_has_its_name),
         cmocka_unit_test(a_disk_that_fails_saves_nothing),
         cmocka_unit_test(other_names_are_no_checkpoints),

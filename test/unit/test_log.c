@@ -448,6 +448,40 @@ static void test_disk_full(void **state) {
     free(curves);
 }
 
+// What waits in any of the three files is written at the end of a run, if there is room then.
+static void test_disk_full_until_the_end(void **state) {
+    (void)state;
+    Report report = sample_report();
+    assert_int_equal(mkdir("late", 0777), 0);
+    Reports *reports = reports_in("late");
+    Log *logs[] = {&reports->log, &reports->curves, &reports->facts};
+    int files[3], full = open("/dev/full", O_WRONLY);
+    for (int i = 0; i < 3; i++) {
+        logs[i]->patient = true;
+        files[i] = dup(logs[i]->descriptor);
+        assert_true(dup2(full, logs[i]->descriptor) >= 0);
+    }
+    report_log(reports, &report);
+    report_event(reports, json_pack("{s:s, s:i}", "event", "late", "number", 7));
+    assert_int_equal(reports->lost_lines, 0);
+    for (int i = 0; i < 3; i++) {
+        assert_true(logs[i]->waiting_bytes > 0);
+        assert_true(dup2(files[i], logs[i]->descriptor) >= 0);
+        close(files[i]);
+    }
+    close(full);
+    reports_close(reports);
+    assert_int_equal(reports->lost_lines, 0);
+    static const char *const wanted[][2] = {{"late/log.jsonl", "\"number\":7"},
+                                            {"late/progress.tsv", "0.31"},
+                                            {"late/run.tsv", "late.number\t7"}};
+    for (int i = 0; i < 3; i++) {
+        char *text = read_file(wanted[i][0]);
+        if (strstr(text, wanted[i][1]) == NULL) { fail_msg("%s: %s", wanted[i][0], text); }
+        free(text);
+    }
+}
+
 // While the disk is full, lines of a patient log wait, and come first when there is
 // space again.
 static void test_disk_full_for_a_while(void **state) {
@@ -719,6 +753,7 @@ int main(void) {
         cmocka_unit_test(test_missing_directory),
         cmocka_unit_test(test_disk_full),
         cmocka_unit_test(test_disk_full_for_a_while),
+        cmocka_unit_test(test_disk_full_until_the_end),
         cmocka_unit_test(test_half_written_line_is_removed),
         cmocka_unit_test(test_terminal_lines_are_aligned),
         cmocka_unit_test(test_bar_redraws_in_place),

@@ -1,0 +1,169 @@
+// test_said.c: what the program says, word for word. Most of what can go wrong in a message (a
+// wrong number, a line that is missing, the words of another case) no other test would see.
+//
+// said/NAME.txt is what a terminal shows: a command behind "$ ", then what it prints, then the next
+// command. All commands of a file work in one directory, where reference is test/reference and
+// like is the log of a run. Blanks of any number are alike. ~ stands for a number with its unit,
+// which varies from run to run or machine to machine, * for anything, and a line ... for any lines.
+// Lines about how busy or how large the machine is are left out.
+//
+// A message that has changed on purpose is copied there from what the failing test prints.
+
+#include "program.h"
+
+#include <ctype.h>
+
+static Stage stage;
+
+static int prepare(void **state) {
+    *state = &stage;
+    stage_open(&stage);
+    return 0;
+}
+
+// ---- Comparing ------------------------------------------------------------------------
+
+static bool says(const char *said, const char *expected) {
+    while (*expected != '\0') {
+        if (*expected == '*') {
+            for (;; said++) {
+                if (says(said, expected + 1)) { return true; }
+                if (*said == '\0') { return false; }
+            }
+        }
+        if (*expected == '~') {
+            size_t number = strspn(said, "0123456789.:+-");
+            if (number == 0) { return false; }
+            said += number;
+            while (isalpha((unsigned char)*said) || isdigit((unsigned char)*said) || *said == '-') { said++; }
+            expected++;
+            continue;
+        }
+        if (*said != *expected) { return false; }
+        bool blank = *said == ' ';
+        said++;
+        expected++;
+        while (blank && *said == ' ') { said++; }
+        while (blank && *expected == ' ') { expected++; }
+    }
+    while (*said == ' ') { said++; }
+    return *said == '\0';
+}
+
+static void numbers_and_gaps_are_found(void **state) {
+    (void)state;
+    assert_true(says("memory     29.6 MB, at 1.2e-04", "memory ~ MB, at ~"));
+    assert_true(says("in 12ms or 1:02:03, -2.5 %", "in ~ or ~, ~ %"));
+    assert_true(says("threads 2 (why); by oneDNN", "threads 2 (*); by *"));
+    assert_false(says("threads 2 (why); by oneDNN", "threads 3 (*); by *"));
+    assert_false(says("loss nan", "loss ~"));
+    assert_false(says("a line and more", "a line"));
+    assert_false(says("a line", "a line and more"));
+}
+
+// The next line of a text, ended by a zero byte; NULL: there is none.
+static char *next_line(char **rest) {
+    char *line = *rest;
+    if (line == NULL || *line == '\0') { return NULL; }
+    char *end = strchr(line, '\n');
+    *rest = end == NULL ? NULL : end + 1;
+    if (end != NULL) { *end = '\0'; }
+    return line;
+}
+
+static bool is_about_the_machine(const char *line) {
+    static const char *const beginnings[] = {"warning", "network", "slow", "           --rank-accumulate"};
+    for (size_t i = 0; i < sizeof beginnings / sizeof beginnings[0]; i++) {
+        if (strncmp(line, beginnings[i], strlen(beginnings[i])) == 0) { return true; }
+    }
+    return false;
+}
+
+// What a command of the shell prints in the directory NAME; train_gpt is the program.
+static char *run_command(const char *name, const char *command) {
+    const char *arguments = strstr(command, "train_gpt ");
+    char directory[STAGE_PATH_SIZE], path[STAGE_PATH_SIZE];
+    stage_path(&stage, name, directory);
+    if (arguments == NULL) {
+        shell(&stage, "cd %s && { %s; } > ../said.txt", name, command);
+        return stage_read_text(&stage, stage_path(&stage, "said.txt", path));
+    }
+    int ranks = 0;
+    sscanf(command, "mpirun -np %d", &ranks);
+    Setting setting = {.directory = directory};
+    Outcome outcome = program_run_with(&stage, ranks, &setting, arguments + strlen("train_gpt"));
+    outcome_check(&outcome, 0, command);
+    return outcome.output;
+}
+
+// Runs the command of a line "$ ...", and compares what it says with the lines up to the next one.
+static void compare_command(const char *name, const char *command, char **rest) {
+    char *output = run_command(name, command), *whole = strdup(output), *said = whole,
+         *line = next_line(&said);
+    for (char *expected;
+         *rest != NULL && strncmp(*rest, "$ ", 2) != 0 && (expected = next_line(rest)) != NULL;) {
+        bool skips = strcmp(expected, "...") == 0;
+        if (skips && *rest != NULL && strncmp(*rest, "\n$", 2) == 0) { next_line(rest); }
+        if (skips) { expected = *rest == NULL || **rest == '$' ? NULL : next_line(rest); }
+        while (line != NULL &&
+               (skips ? expected == NULL || !says(line, expected) : is_about_the_machine(line))) {
+            line = next_line(&said);
+        }
+        if (expected == NULL || (line == NULL && expected[0] == '\0')) { break; }
+        if (line == NULL || !says(line, expected)) {
+            fprintf(stderr, "all of it:\n%s\n", output); // too long for fail_msg
+            fail_msg("%s\n%s\nexpected: %s\nsaid:     %s", name, command, expected,
+                     line == NULL ? "(the end)" : line);
+        }
+        line = next_line(&said);
+    }
+    while (line != NULL && is_about_the_machine(line)) { line = next_line(&said); }
+    if (line != NULL) { fail_msg("%s\n%s\nsaid more: %s", name, command, line); }
+    free(whole);
+}
+
+static void compare_file(const char *name) {
+    char path[2 * STAGE_PATH_SIZE];
+    shell(&stage,
+          "mkdir %s && root=$(realpath '%s') && ln -s \"$root\"/test/reference "
+          "\"$root\"/test/program/said/like %s",
+          name, stage.root, name);
+    snprintf(path, sizeof path, "%s/test/program/said/%s.txt", stage.root, name);
+    char *text = file_read(path), *rest = text;
+    assert_non_null(text);
+    for (char *command; (command = next_line(&rest)) != NULL;) {
+        assert_memory_equal(command, "$ ", 2);
+        if (strncmp(command, "$ mpirun", 8) == 0) { stage_need_mpi(&stage); }
+        compare_command(name, command + 2, &rest);
+    }
+    free(text);
+}
+
+static void rules_say_what_they_do(void **state) {
+    (void)state;
+    compare_file("rules");
+}
+
+static void runs_say_what_they_did(void **state) {
+    (void)state;
+    compare_file("runs");
+}
+
+static void plans_say_what_they_suppose(void **state) {
+    (void)state;
+    compare_file("plans");
+}
+
+static void commands_say_what_they_found(void **state) {
+    (void)state;
+    compare_file("commands");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(numbers_and_gaps_are_found),    STAGE_TEST(stage, rules_say_what_they_do),
+        STAGE_TEST(stage, runs_say_what_they_did),       STAGE_TEST(stage, plans_say_what_they_suppose),
+        STAGE_TEST(stage, commands_say_what_they_found),
+    };
+    return cmocka_run_group_tests(tests, prepare, stage_close_group);
+}

@@ -87,6 +87,20 @@ static void three_ranks_give_the_same_bits_in_any_order(void **state) {
     for (int i = 0; i < 6; i++) { check_same(fleet, i, i < 3 ? 0 : 3); }
 }
 
+// Samples and validations are no training. Of this run samples take nearly all of the time.
+static void pauses_are_not_counted_as_training(void **state) {
+    Stage *stage = stage_of(state);
+    double began = program_clock();
+    Outcome outcome = program_run(stage, 0,
+                                  "--optimizer ddp --seq-len 16 --tokens 1k --sample-every 1 --sample-tokens "
+                                  "250 --val-every 1 --val-batches 1 --threads 1 --out pauses");
+    outcome_check(&outcome, 0, "samples");
+    json_t *events = log_read(stage, "pauses");
+    double wall = program_clock() - began, seconds = log_number(log_event_of(events, "end", -1), "seconds");
+    if (!(seconds < 0.5 * wall)) { fail_msg("%g of %g s are called training", seconds, wall); }
+    json_decref(events);
+}
+
 // Buckets decide only when something is sent. ddp and zero1 are the same mathematics.
 static void buckets_change_no_bit(void **state) {
     static const char *const sizes[] = {"0.001", "0.03", "0.05", "1000", "auto"};
@@ -1287,6 +1301,8 @@ static void version_tells_the_build(void **state) {
     for (size_t i = 0; i < sizeof facts / sizeof facts[0]; i++) {
         text_check(outcome.output, facts[i], "--version");
     }
+    const char *mpi = strstr(outcome.output, "\nMPI ") + 1; // libraries go on with how they were built
+    assert_true(strcspn(mpi, "\n") < strcspn(mpi, ","));
     assert_int_equal(text_lines(outcome.output), 8);
     assert_true((strstr(outcome.output, "MPI        none") == NULL) == stage_of(state)->has_mpi);
 }
@@ -2379,6 +2395,7 @@ static Stage stage_of_all; // what every test gets
 
 static const struct CMUnitTest tests[] = {
     PROGRAM_TEST(three_ranks_give_the_same_bits_in_any_order),
+    PROGRAM_TEST(pauses_are_not_counted_as_training),
     PROGRAM_TEST(buckets_change_no_bit),
     PROGRAM_TEST(zero1_gives_the_bits_of_ddp),
     PROGRAM_TEST(sequential_commits_give_the_bits_of_zero1),

@@ -158,10 +158,10 @@ static void test_choose(void **state) {
     static const struct {
         Sampling how;
         float least;
-    } cases[7] = {{{1, 0, 1, 1}, -INFINITY}, {{0.5, 0, 1, 1}, -INFINITY}, {{2, 3, 1, 1}, 2},
-                  {{1, 1, 1, 1}, 3},         {{1, 0, 0.8, 1}, 2},         {{1, 0, 0.95, 1}, 1},
-                  {{1, 3, 0.8, 1}, 3}};
-    for (int k = 0; k < 7; k++) {
+    } cases[8] = {{{2, 0, 0.8, 1}, 2},  {{1, 0, 1, 1}, -INFINITY}, {{0.5, 0, 1, 1}, -INFINITY},
+                  {{2, 3, 1, 1}, 2},    {{1, 1, 1, 1}, 3},         {{1, 0, 0.8, 1}, 2},
+                  {{1, 0, 0.95, 1}, 1}, {{1, 3, 0.8, 1}, 3}};
+    for (int k = 0; k < 8; k++) {
         double weights[6], sum = 0.0;
         int counts[6] = {0}, draws = 20000;
         const Sampling *how = &cases[k].how;

@@ -251,12 +251,16 @@ static void a_directory_takes_the_place_of_another(void **state) {
         assert_true(directory_has(final, file) && !directory_has(folder, "unfinished"));
         assert_true(round == 0 || !directory_has(final, "file-0"));
     }
+    int next = dup(0);
+    close(next);
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         assert_true(name_sync(names[i][0], &error));
         assert_true(watch.syncs[watch.count - 1].is_directory);
         char whole[PATH_MAX];
         assert_string_equal(watch.syncs[watch.count - 1].path, realpath(names[i][1], whole));
     }
+    assert_int_equal(dup(0), next); // nothing stays open
+    close(next);
     tree_remove(folder);
 }
 

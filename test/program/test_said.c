@@ -12,14 +12,9 @@
 #include "program.h"
 
 #include <ctype.h>
+#include <glob.h>
 
 static Stage stage;
-
-static int prepare(void **state) {
-    *state = &stage;
-    stage_open(&stage);
-    return 0;
-}
 
 // ---- Comparing ------------------------------------------------------------------------
 
@@ -122,7 +117,9 @@ static void compare_command(const char *name, const char *command, char **rest) 
     free(whole);
 }
 
-static void compare_file(const char *name) {
+// A file of said/: its name is that of the test, and of the directory in which its commands work.
+static void it_is_said(void **state) {
+    const char *name = (const char *)*state;
     char path[2 * STAGE_PATH_SIZE];
     shell(&stage,
           "mkdir %s && root=$(realpath '%s') && ln -s \"$root\"/test/reference "
@@ -139,31 +136,29 @@ static void compare_file(const char *name) {
     free(text);
 }
 
-static void rules_say_what_they_do(void **state) {
+static int end_programs(void **state) {
     (void)state;
-    compare_file("rules");
-}
-
-static void runs_say_what_they_did(void **state) {
-    (void)state;
-    compare_file("runs");
-}
-
-static void plans_say_what_they_suppose(void **state) {
-    (void)state;
-    compare_file("plans");
-}
-
-static void commands_say_what_they_found(void **state) {
-    (void)state;
-    compare_file("commands");
+    stage_end_all(&stage);
+    return 0;
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(numbers_and_gaps_are_found),    STAGE_TEST(stage, rules_say_what_they_do),
-        STAGE_TEST(stage, runs_say_what_they_did),       STAGE_TEST(stage, plans_say_what_they_suppose),
-        STAGE_TEST(stage, commands_say_what_they_found),
-    };
-    return cmocka_run_group_tests(tests, prepare, stage_close_group);
+    enum { MOST = 32 };
+    static struct CMUnitTest tests[MOST] = {cmocka_unit_test(numbers_and_gaps_are_found)};
+    size_t count = 1;
+    glob_t files;
+    stage_open(&stage);
+    char pattern[STAGE_PATH_SIZE + 64];
+    snprintf(pattern, sizeof pattern, "%s/test/program/said/*.txt", stage.root);
+    if (glob(pattern, 0, NULL, &files) != 0 || files.gl_pathc >= MOST) { return 1; }
+    for (size_t i = 0; i < files.gl_pathc; i++) {
+        char *name = strrchr(files.gl_pathv[i], '/') + 1;
+        name[strlen(name) - strlen(".txt")] = '\0';
+        struct CMUnitTest test = {name, it_is_said, NULL, end_programs, name};
+        tests[count++] = test;
+    }
+    int failed = _cmocka_run_group_tests("said", tests, count, NULL, NULL);
+    stage_close(&stage);
+    globfree(&files);
+    return failed;
 }

@@ -361,8 +361,8 @@ static void attention_is_rounded_once(void **state) {
 
 // ---- The model ------------------------------------------------------------------------
 
-// A copy of the parameters stays while their version is known to be the same. A pass that knows of no
-// version, as a validation, makes it again.
+// A copy of the parameters stays while their version is known to be the same. A pass that knows
+// of no version, as a validation, makes it again.
 static void expect_new_copies(Model *model, Stream *stream, const float *parameters, size_t count,
                               const int32_t *tokens, const int32_t *targets) {
     float *changed = (float *)malloc(count * sizeof(float)), *unused = (float *)calloc(count, sizeof(float));

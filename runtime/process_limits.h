@@ -130,6 +130,12 @@ static inline int process_cores(void) {
     return cores > 0 ? cores : online < 1 ? 1 : (int)online;
 }
 
+// A share of the time of 1.5 cores keeps two threads busy for most of it.
+static inline int cores_within_share(int cores, double share) {
+    if (ceil(share) < cores) { return (int)ceil(share); }
+    return cores < 1 ? 1 : cores;
+}
+
 // Physical cores of the node that all ranks may use: those online, or fewer if control groups limit
 // them (a core set, a share of time). Reads the kernel's list, because sysconf of some C libraries
 // already counts only the affinity mask.
@@ -140,6 +146,5 @@ static inline int machine_cores(void) {
                    allowed[0] != '\n';
     int cores = known ? core_lists_physical(online, limited ? allowed : online, core_siblings) : 0;
     if (cores < 1) { cores = (int)sysconf(_SC_NPROCESSORS_ONLN); }
-    double share = ceil(process_limits().cores);
-    return share < cores ? (int)share : cores < 1 ? 1 : cores;
+    return cores_within_share(cores, process_limits().cores);
 }

@@ -752,6 +752,23 @@ static void a_text_is_evaluated_as_its_tokens_are(void **state) {
     munmap((void *)shard.bytes, shard.size);
 }
 
+// Each rank has the parameters, and a share of the windows.
+static void an_evaluation_is_that_of_any_number_of_ranks(void **state) {
+    static const char *const numbers[] = {"\nwindows ", "\ntokens ", "\nnats per token", "\nbits per byte"};
+    Stage *stage = stage_with_ranks(state);
+    Outcome outcomes[3];
+    run_base(stage, 0, 0, "--tokenizer bpe --data documents.bin --out shared");
+    for (int i = 0; i < 3; i++) {
+        outcomes[i] =
+            program_run(stage, i == 0 ? 0 : i + 1, "eval --from shared --data documents.bin --stride 5");
+        outcome_check(&outcomes[i], 0, "eval");
+        for (int k = 0; k < 4; k++) {
+            double one = text_number(outcomes[0].output, numbers[k], "eval");
+            assert_close(text_number(outcomes[i].output, numbers[k], "eval"), one, 1e-5 * one, numbers[k]);
+        }
+    }
+}
+
 // A tokenizer that was given as a file, whatever its name, goes along with the model.
 static void the_tokenizer_may_be_a_file(void **state) {
     static const char *const names[] = {"bpe/tokenizer.json", "my-tokens.json"};
@@ -1254,6 +1271,7 @@ int main(int argc, char **argv) {
         DATA_TEST(byte_order_marks_are_skipped),
         DATA_TEST(another_token_ends_a_text),
         DATA_TEST(a_text_is_evaluated_as_its_tokens_are),
+        DATA_TEST(an_evaluation_is_that_of_any_number_of_ranks),
         DATA_TEST(the_tokenizer_may_be_a_file),
         DATA_TEST(a_damaged_model_is_refused_by_every_command),
         DATA_TEST(a_validation_visits_every_window_once),

@@ -207,6 +207,9 @@ static void test_control_groups(void **state) {
     assert_true(limits.memory == SIZE_MAX && isinf(limits.cores));
     snprintf(command, sizeof command, "rm -r '%s'", root);
     assert_int_equal(system(command), 0);
+    assert_true(cores_within_share(8, 1.5) == 2 && cores_within_share(8, 0.5) == 1);
+    assert_true(cores_within_share(2, 1.5) == 2 && cores_within_share(2, INFINITY) == 2);
+    assert_true(cores_within_share(0, INFINITY) == 1);
 }
 
 // Eight hardware threads of four cores, as Linux mostly numbers them; the last two say

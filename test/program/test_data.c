@@ -853,8 +853,8 @@ static void wait_until_log_has(const Stage *stage, const Training *training, con
     wait_for_text(stage_path(stage, name, path), words);
 }
 
-#define CHANGING \
-    "--model bytes.json --micro-batch 1 --accumulate 2 --val-batches none --report-every 1 --seq-len 16 "
+#define REPORTING "--model bytes.json --micro-batch 1 --accumulate 2 --report-every 1 --seq-len 16 "
+#define CHANGING REPORTING "--val-batches none "
 
 // A file that changes under a run is named; the run is saved and ends with exit code 3.
 static void data_that_change_end_a_run_which_is_saved(void **state) {
@@ -936,20 +936,34 @@ static void a_stop_finds_data_that_changed(void **state) {
 
 // Data that were put back do not make exact what was trained on others.
 static void a_resumed_run_knows_that_its_data_had_changed(void **state) {
-    for (int ranks = 1; ranks <= 2; ranks++) {
-        Stage *stage = ranks > 1 ? stage_with_ranks(state) : stage_of(state);
-        char options[512];
+    static const struct {
+        int ranks;
+        const char *data, *told, *remark; // told where it changes, and where the run goes on
+    } cases[] = {{1, CHANGING "--data changing.txt", "trained on it: commits",
+                  "data changed while the run trained on them; "},
+                 {2, CHANGING "--data changing.txt", "trained on it: commits",
+                  "data changed while the run trained on them; "},
+                 {1, REPORTING "--data kept.txt --val-batches 2 --val-every 1 --val-data changing.txt",
+                  "validated on it: validations", ""}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Stage *stage = cases[i].ranks > 1 ? stage_with_ranks(state) : stage_of(state);
+        char options[512], told[256];
         write_changing(stage, "changing.txt", 1, 8000);
-        Training training = training_start(stage, ranks, CHANGING "--data changing.txt --tokens 1G");
+        write_changing(stage, "kept.txt", 3, 8000);
+        snprintf(options, sizeof options, "%s --tokens 1G", cases[i].data);
+        Training training = training_start(stage, cases[i].ranks, options);
         wait_until_log_has(stage, &training, "\"event\":\"report\"");
         write_changing(stage, "changing.txt", 2, 8000);
         Outcome outcome = program_finish(stage, &training.program);
         outcome_check(&outcome, 3, training.what);
+        snprintf(told, sizeof told, "changing.txt was changed while the run %s since the last ",
+                 cases[i].told);
+        text_check(outcome.errors, told, training.what);
         write_changing(stage, "changing.txt", 1, 8000);
         snprintf(options, sizeof options, "--resume auto --out %s --tokens 1k", training.out);
-        outcome = program_run(stage, ranks, options);
-        text_check(outcome.output,
-                   "not exact: data changed while the run trained on them; another --tokens\n", options);
+        outcome = program_run(stage, cases[i].ranks, options);
+        snprintf(told, sizeof told, "not exact: %sanother --tokens\n", cases[i].remark);
+        text_check(outcome.output, told, options);
     }
 }
 

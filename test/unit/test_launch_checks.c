@@ -249,6 +249,25 @@ static void test_shared_memory(void **state) {
     assert_string_equal(warning, "");
 }
 
+// An emulated link is the host's: its ranks share the bytes, and each message is as late.
+static void test_ranks_share_a_link(void **state) {
+    (void)state;
+    const Options options = {.link_mbit = 8, .link_us = 50};
+    const struct {
+        int rank, per_host;
+        double rate; // bytes/s
+    } cases[] = {{0, 1, 1e6}, {1, 2, 5e5}, {4, 3, 5e5}, {2, 3, 1e6 / 3}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Transport transport;
+        memset(&transport, 0, sizeof transport);
+        groups_make_even(&transport.hosts, cases[i].rank, 5, cases[i].per_host);
+        emulate_network(&transport, &options);
+        assert_close(transport.link_bytes_per_second, cases[i].rate, 1e-6, "rate");
+        assert_close(transport.link_latency, 50e-6, 1e-12, "latency");
+        groups_free(&transport.hosts);
+    }
+}
+
 // Every host once, with its first rank; nothing where there is one.
 static void test_hosts(void **state) {
     (void)state;
@@ -356,12 +375,19 @@ static void the_start_ends_at_its_deadline(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_launcher_rank),  cmocka_unit_test(test_independent_copies),
-        cmocka_unit_test(test_threads),        cmocka_unit_test(test_core_lists),
-        cmocka_unit_test(test_control_groups), cmocka_unit_test(the_start_ends_at_its_deadline),
-        cmocka_unit_test(test_physical_cores), cmocka_unit_test(test_shared_memory),
-        cmocka_unit_test(test_hosts),          cmocka_unit_test(test_processors_for_nccl),
-        cmocka_unit_test(test_this_machine),   cmocka_unit_test(a_slow_rank_is_found),
+        cmocka_unit_test(test_launcher_rank),
+        cmocka_unit_test(test_independent_copies),
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_core_lists),
+        cmocka_unit_test(test_control_groups),
+        cmocka_unit_test(the_start_ends_at_its_deadline),
+        cmocka_unit_test(test_physical_cores),
+        cmocka_unit_test(test_shared_memory),
+        cmocka_unit_test(test_hosts),
+        cmocka_unit_test(test_ranks_share_a_link),
+        cmocka_unit_test(test_processors_for_nccl),
+        cmocka_unit_test(test_this_machine),
+        cmocka_unit_test(a_slow_rank_is_found),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -391,6 +391,21 @@ static void test_a_spike_names_its_sequences(void **state) {
     assert_string_equal(text,
                         "the loss of rank 1 is not a finite number in its micro-batch 3 (of 3 sequences, "
                         "the first is number 51 in the order of training)");
+    // Of the second of two tensors, which has rows of 5: element 13 of it, counted from 0.
+    static ParameterInfo entries[3] = {
+        {.name = "a"}, {.name = "w", .offset = 7, .columns = 5}, {.name = "b", .offset = 27}};
+    const ParameterTable table = {.entries = entries, .count = 3};
+    const SpikeReport matrix = {.kind = SPIKE_GRADIENT, .rank = 1, .site = {.element = 21}},
+                      vector = {.kind = SPIKE_GRADIENT, .rank = 0, .site = {.element = 28}};
+    const CheckpointedRun with_table = {.transport = &transport, .scheduler = scheduler, .table = &table};
+    scheduler->spikes.latest = matrix;
+    describe_spike(&with_table, &data, text, sizeof text);
+    assert_string_equal(text, "the gradient of rank 1 is not finite although its loss is; the backward pass "
+                              "met it first in w[2, 3]");
+    scheduler->spikes.latest = vector;
+    describe_spike(&with_table, &data, text, sizeof text);
+    assert_non_null(strstr(text, "the gradient of rank 0 is"));
+    assert_non_null(strstr(text, " first in b[0]"));
     free(scheduler);
 }
 

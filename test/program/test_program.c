@@ -1914,20 +1914,30 @@ static void a_signal_while_it_starts_is_heard(void **state) {
 
 static void a_second_interrupt_ends_it_at_once(void **state) {
     Stage *stage = stage_of(state);
-    pid_t pid;
-    Training training = training_start(
-        stage, 0,
-        "--tokens 1000G --report-every 1 --val-batches none --accumulate 1 --slow-rank 0 --slow-ms 3000 "
-        "--optimizer ddp");
-    wait_for_report(stage, &training, &pid, 1);
-    assert_int_equal(kill(pid, SIGINT), 0);
-    program_pause(0.05); // the key bounced
-    assert_int_equal(kill(pid, SIGINT), 0);
-    program_pause(0.7);
-    assert_int_equal(kill(pid, SIGINT), 0);
-    Outcome outcome = program_finish_within(stage, &training.program, 20);
-    outcome_check(&outcome, 128 + SIGINT, training.what);
-    text_check(outcome.errors, "second SIGINT: nothing of this run is saved", training.what);
+    Training first = training_start(stage, 0, "--tokens 2k --val-batches none --optimizer ddp");
+    json_t *events = training_finish(stage, &first);
+    char options[256], lost[64] = "nothing of this run is saved";
+    for (int resumes = 0; resumes < 2; resumes++) {
+        pid_t pid;
+        snprintf(options, sizeof options,
+                 "--tokens 1000G --report-every 1 --val-batches none --accumulate 1 --slow-rank 0 --slow-ms "
+                 "3000 --optimizer ddp --resume %s",
+                 resumes ? first.out : "off");
+        Training training = training_start(stage, 0, options);
+        wait_for_report(stage, &training, &pid, 1);
+        assert_int_equal(kill(pid, SIGINT), 0);
+        program_pause(0.05); // the key bounced
+        assert_int_equal(kill(pid, SIGINT), 0);
+        program_pause(0.7);
+        assert_int_equal(kill(pid, SIGINT), 0);
+        Outcome outcome = program_finish_within(stage, &training.program, 20);
+        outcome_check(&outcome, 128 + SIGINT, training.what);
+        text_check(outcome.errors, "second SIGINT: ", training.what);
+        text_check(outcome.errors, lost, training.what);
+        snprintf(lost, sizeof lost, "all after checkpoint commit-%.0f is lost",
+                 log_number(log_event_of(events, "end", -1), "commit"));
+    }
+    json_decref(events);
 }
 
 // `| head`: the run goes on without a reader, and its log has it all.

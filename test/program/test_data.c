@@ -1018,23 +1018,27 @@ static void a_resumed_run_keeps_its_data(void **state) {
 static void ranks_with_other_data_are_refused(void **state) {
     Stage *stage = stage_with_ranks(state);
     shell(stage, "mkdir -p rank-0 rank-1 && cp bytes.json rank-0 && cp bytes.json rank-1");
-    for (int same = 0; same < 2; same++) {
+    static const char *const refusals[] = {"rank 1 reads other data in t.txt than rank 0: 1 file, 8000 bytes",
+                                           "rank 1 reads other data in v.txt than rank 0: 1 file, 7000 bytes",
+                                           NULL};
+    for (int i = 0; i < 3; i++) {
+        const char *refusal = refusals[i];
         write_changing(stage, "rank-0/t.txt", 1, 8000);
-        write_changing(stage, "rank-1/t.txt", same ? 1 : 2, 8000);
+        write_changing(stage, "rank-0/v.txt", 3, 7000);
+        write_changing(stage, "rank-1/t.txt", i == 0 ? 2 : 1, 8000);
+        write_changing(stage, "rank-1/v.txt", i == 1 ? 2 : 3, 7000);
         char command[2048];
         snprintf(command, sizeof command,
-                 "cd %s && $MPIRUN -np 2 " IN_DIRECTORY_OF_RANK "\"$TRAIN_GPT\" " CHANGING
-                 "--tokens 640 --data t.txt --out %s/two-%d > two.out 2>&1",
-                 stage->directory, stage->directory, same);
+                 "cd %s && $MPIRUN -np 2 " IN_DIRECTORY_OF_RANK "\"$TRAIN_GPT\" " REPORTING
+                 "--tokens 640 --data t.txt --val-data v.txt --val-batches 1 --out %s/two-%d > two.out 2>&1",
+                 stage->directory, stage->directory, i);
         int code = system(command);
         char path[STAGE_PATH_SIZE];
         char *output = stage_read_text(stage, stage_path(stage, "two.out", path));
-        if ((WEXITSTATUS(code) == 0) != (same == 1)) {
+        if ((WEXITSTATUS(code) == 0) != (refusal == NULL)) {
             fail_msg("exit code %d: %s", WEXITSTATUS(code), output);
         }
-        if (!same) {
-            text_check(output, "rank 1 reads other data in t.txt than rank 0: 1 file, 8000 bytes", command);
-        }
+        if (refusal != NULL) { text_check(output, refusal, command); }
     }
 }
 

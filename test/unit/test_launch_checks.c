@@ -250,7 +250,7 @@ static void test_shared_memory(void **state) {
 }
 
 // An emulated link is the host's: its ranks share the bytes, and each message is as late.
-static void test_ranks_share_a_link(void **state) {
+static void test_shared_links(void **state) {
     (void)state;
     const Options options = {.link_mbit = 8, .link_us = 50};
     const struct {
@@ -384,7 +384,7 @@ int main(void) {
         cmocka_unit_test(test_physical_cores),
         cmocka_unit_test(test_shared_memory),
         cmocka_unit_test(test_hosts),
-        cmocka_unit_test(test_ranks_share_a_link),
+        cmocka_unit_test(test_shared_links),
         cmocka_unit_test(test_processors_for_nccl),
         cmocka_unit_test(test_this_machine),
         cmocka_unit_test(a_slow_rank_is_found),

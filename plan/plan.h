@@ -422,7 +422,8 @@ static inline int command_plan(Run *run) {
     Transport *transport = &run->transport;
     Error error = {""};
     LikeRun like;
-    bool measures = transport->size > 1; // its ranks were started together
+    bool measures = transport->size > 1,            // its ranks were started together
+        speaks = !measures || transport->rank == 0; // a supposed rank is not always rank 0
     if (measures) { meet_on_hosts(transport, options); }
     bool has_like = options->like[0] != '\0' && transport->rank == 0,
          again = has_like && options->ranks == 1 && options->host_mbit == 0 && !measures;
@@ -442,7 +443,7 @@ static inline int command_plan(Run *run) {
     good = plan_reserve(run, options, &error) && (!has_like || plan_check_like(run, &like, &error));
     plan_agree(run, good, &error);
     PlanTimes times = {.like = has_like ? &like : NULL, .again = again};
-    if (run_is_main(run)) { print_memory(run); }
+    if (speaks) { print_memory(run); }
     if (options->like[0] == '\0' && transport->size > 1) {
         times.micro_batch = micro_batch_seconds(run, times.reason);
     }
@@ -453,7 +454,7 @@ static inline int command_plan(Run *run) {
         network = network_measure(transport, hellos, options->like[0] == '\0' ? times.micro_batch : NAN);
         times.network = &network;
     }
-    bool timed = run_is_main(run) && transport->size > 1;
+    bool timed = speaks && transport->size > 1;
     good = !timed || plan_time(run, &times, &error);
     plan_agree(run, good, &error);
     if (measures) { network_free(&network); }

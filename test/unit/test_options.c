@@ -407,6 +407,9 @@ static void test_names_are_suggested(void **state) {
 
 static void test_bad_numbers(void **state) {
     (void)state;
+    expect_refused("--epochs 0", "is out of range", "unset or"); // 0 does not say unset
+    expect_refused("--lr 1e999", "is out of range", "--lr");
+    expect_refused("--keep -99999999999999999999", "is out of range; allowed", "1 .. 1000000");
     static const char *const whole[] = {"3x",
                                         "x",
                                         "1.0",
@@ -868,6 +871,24 @@ static void test_acco_split(void **state) {
     expect_contradiction("--acco-split half --optimizer dpu", "--acco-split belongs to --optimizer acco");
 }
 
+// --save-every takes times in seconds, minutes and hours, of a second at least.
+static void test_times_have_units(void **state) {
+    (void)state;
+    static const struct {
+        const char *line;
+        double seconds;
+    } cases[] = {{"--save-every 90s", 90}, {"--save-every 10m", 600}, {"--save-every 2.5h", 9000}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Options options;
+        SaveTimes times;
+        Error error;
+        expect_valid(&options, cases[i].line);
+        assert_true(options_save_times(&options, &times, &error));
+        assert_true(times.seconds == cases[i].seconds && times.commits == 0 && !times.never);
+    }
+    expect_contradiction("--save-every 0.5s", "a time of 1s or more");
+}
+
 static void test_contradictions(void **state) {
     (void)state;
     expect_contradiction("--accumulate 1", "--accumulate 1: acco computes a commit in 2 rounds, of one "
@@ -1280,6 +1301,7 @@ int main(void) {
         cmocka_unit_test(test_rivals_are_refused),
         cmocka_unit_test(test_nearer_rival_wins),
         cmocka_unit_test(test_acco_split),
+        cmocka_unit_test(test_times_have_units),
         cmocka_unit_test(test_contradictions),
         cmocka_unit_test(test_options_of_other_rules_are_refused),
         cmocka_unit_test(test_options_of_other_rules_are_refused_in_files),

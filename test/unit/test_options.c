@@ -408,8 +408,8 @@ static void test_names_are_suggested(void **state) {
 static void test_bad_numbers(void **state) {
     (void)state;
     expect_refused("--epochs 0", "is out of range", "unset or"); // 0 does not say unset
-    expect_refused("--lr 1e999", "is out of range", "--lr");
-    expect_refused("--keep -99999999999999999999", "is out of range; allowed", "1 .. 1000000");
+    expect_refused("--weight-decay 1e-400", "is out of range", "1e-400");
+    expect_refused("--keep-every -99999999999999999999", "is out of range; allowed", "1 or more");
     static const char *const whole[] = {"3x",
                                         "x",
                                         "1.0",

@@ -158,6 +158,7 @@ static inline void bench_open(Bench *bench, const RunSpec *spec, Transport *tran
     transport->messages.limit = spec->message;
     join_hosts(transport, spec->ranks_per_host);
     scheduler_reserve(s, &bench->arena, &settings, &problem, transport);
+    if (spec->message > 0) { s->local.sparse.slice = 1; } // blocks that travel together
     if (!arena_commit(&bench->arena, &error)) { abort(); }
     for (size_t i = 0; i < spec->parameter_count; i++) {
         s->parameters.data[i] = spec->start + (float)i * spec->start_step;

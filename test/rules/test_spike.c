@@ -14,6 +14,40 @@ static SpikeDetector learned_detector(double limit, int count) {
     return detector;
 }
 
+// ---- What is not finite ---------------------------------------------------------------
+
+// In vectors that are searched in one part and in several, with a part that is not full.
+static void the_last_element_that_is_not_finite_is_found(void **state) {
+    (void)state;
+    static const struct {
+        size_t begin, end, bad[2]; // counted from 1; 0: none
+        double found;
+    } cases[] = {
+        {0, 10, {0, 0}, 0},
+        {0, 10, {1, 0}, 1},
+        {0, 10, {10, 3}, 10},
+        {0, 2 * JOB_SEARCH + 5, {1, 0}, 1},
+        {0, 2 * JOB_SEARCH + 5, {5, 6}, 6},
+        {0, 2 * JOB_SEARCH + 5, {JOB_SEARCH, JOB_SEARCH + 1}, JOB_SEARCH + 1},
+        {0, 2 * JOB_SEARCH + 5, {2 * JOB_SEARCH + 5, 7}, 2 * JOB_SEARCH + 5},
+        {7, JOB_SEARCH + 9, {7, JOB_SEARCH + 10}, 0},
+        {7, JOB_SEARCH + 9, {8, 7}, 8},
+    };
+    float *values = (float *)calloc(2 * JOB_SEARCH + 5, sizeof *values);
+    Stream stream = {.name = "a test"};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        for (int k = 0; k < 2; k++) {
+            if (cases[i].bad[k] > 0) { values[cases[i].bad[k] - 1] = k == 0 ? INFINITY : NAN; }
+        }
+        double found = job_last_bad_element(values, cases[i].begin, cases[i].end, &stream);
+        if (found != cases[i].found) { fail_msg("case %zu: %g", i, found); }
+        for (int k = 0; k < 2; k++) {
+            if (cases[i].bad[k] > 0) { values[cases[i].bad[k] - 1] = 0; }
+        }
+    }
+    free(values);
+}
+
 // ---- The detector ---------------------------------------------------------------------
 
 static void a_detector_finds_what_is_far_above_the_usual(void **state) {
@@ -343,6 +377,7 @@ static void a_rollback_forgets_what_was_under_way(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_last_element_that_is_not_finite_is_found),
         cmocka_unit_test(a_detector_finds_what_is_far_above_the_usual),
         cmocka_unit_test(a_detector_lets_all_pass_without_a_limit_or_while_it_warms_up),
         cmocka_unit_test(a_detector_judges_after_twenty_commits),

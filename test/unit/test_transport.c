@@ -734,6 +734,36 @@ static void a_measured_link_is_the_emulated_one_on_all_ranks(void **state) {
     if (!fits) { skip(); }
 }
 
+// What a checkpoint remembers of the order in which sums are added.
+static void the_order_of_sums_has_a_name(void **state) {
+    (void)state;
+    static const struct {
+        int leaders[4];
+        bool two_level, library;
+        const char *begins;
+    } cases[] = {
+        {{0, 0, 2, 2}, true, false, "2 hosts, "}, {{0, 1, 0, 1}, true, false, "2 hosts, "},
+        {{0, 0, 0, 3}, true, false, "2 hosts, "}, {{0, 0, 0, 0}, true, false, "1 hosts, "},
+        {{0, 1, 2, 3}, true, false, "flat"},      {{0, 0, 2, 2}, false, false, "flat"},
+        {{0, 0, 2, 2}, true, true, "library"},
+    };
+    enum { CASES = sizeof cases / sizeof cases[0] };
+    char names[CASES][64];
+    for (int i = 0; i < CASES; i++) {
+        const Link none = {.name = "none"};
+        Transport transport;
+        transport_prepare(&transport, 1, 4, 1, &none, "a test");
+        groups_free(&transport.hosts);
+        groups_make(&transport.hosts, 1, 4, cases[i].leaders);
+        transport.two_level = cases[i].two_level;
+        transport.library = cases[i].library;
+        transport_sum_order(&transport, names[i], sizeof names[i]);
+        transport_close(&transport);
+        assert_memory_equal(names[i], cases[i].begins, strlen(cases[i].begins));
+        for (int j = 0; j < i && i < 4; j++) { assert_string_not_equal(names[i], names[j]); }
+    }
+}
+
 static void a_world_of_one_has_no_link(void **state) {
     (void)state;
     Transport alone;
@@ -850,6 +880,7 @@ int main(void) {
         cmocka_unit_test(the_emulated_link_is_as_late_as_it_says),
         cmocka_unit_test(latencies_of_messages_do_not_add_up),
         cmocka_unit_test(a_measured_link_is_the_emulated_one_on_all_ranks),
+        cmocka_unit_test(the_order_of_sums_has_a_name),
         cmocka_unit_test(a_world_of_one_has_no_link),
         cmocka_unit_test(a_rank_that_does_not_arrive_is_named),
         cmocka_unit_test(a_mate_that_waits_itself_is_not_blamed),

@@ -568,6 +568,10 @@ static void presets_have_the_published_numbers_of_parameters(void **state) {
         assert_true(table.parameter_count == presets[i].parameters);
         assert_true(config.rotary.theta == presets[i].theta && config.epsilon == presets[i].epsilon);
         assert_close(config.deviation, presets[i].deviation, 1e-9, "deviation");
+        const RotaryPositions *rotary = &config.rotary;
+        bool scaled = strcmp(presets[i].name, "llama-3.2-1B") == 0;
+        assert_true(rotary->factor == (scaled ? 32 : 0) && rotary->original == (scaled ? 8192 : 0));
+        assert_true(rotary->low == (scaled ? 1 : 0) && rotary->high == (scaled ? 4 : 0));
         // Muon steps W_q, W_k, W_v, W_o, W_gate, W_up and W_down each by itself.
         int matrices = 0, count = training_tensors(&table, false, true, tensors);
         for (int t = 0; t < count; t++) { matrices += tensors[t].rows > 0; }

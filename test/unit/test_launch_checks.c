@@ -309,6 +309,14 @@ static void test_this_machine(void **state) {
     (void)state;
     ThreadChoice choice;
     assert_true(machine_cores() >= 1 && process_cores() >= 1);
+    FILE *file = fopen("/proc/meminfo", "r");
+    double kilobytes = 0, limit = (double)process_limits().memory;
+    char line[256];
+    while (file != NULL && fgets(line, sizeof line, file) != NULL &&
+           sscanf(line, "MemAvailable: %lf", &kilobytes) != 1) {}
+    if (file != NULL) { fclose(file); }
+    double left = (double)memory_available() / fmax(fmin(1024 * kilobytes, limit), 1);
+    assert_true(kilobytes == 0 || (left > 0.1 && left < 10)); // others take and give some meanwhile
     launch_threads(1, 0, &choice);
     assert_true(choice.threads >= 1 && choice.threads <= process_cores() && choice.reason[0] != '\0');
     launch_threads(1000000, 0, &choice);

@@ -219,6 +219,7 @@ static void many_documents_stay_in_order(void **state) {
     TokenList expected = {NULL, 0, 0};
     Text texts[TEXTS];
     Error error;
+    int64_t bytes = 0;
     for (int i = 0; i < DOCUMENTS; i++) {
         char document[128], line[160];
         snprintf(document, sizeof document, "the cat number %d sat on %d mats", i, i * 7919 % 1000);
@@ -226,6 +227,7 @@ static void many_documents_stay_in_order(void **state) {
         fputs(line, files[i * TEXTS / DOCUMENTS]);
         assert_true(tokenizer_encode(&tokenizer, document, strlen(document), false, &expected, &error));
         token_list_add(&expected, 0);
+        bytes += (int64_t)strlen(document);
     }
     for (int i = 0; i < TEXTS; i++) {
         fclose(files[i]);
@@ -239,6 +241,7 @@ static void many_documents_stay_in_order(void **state) {
         size_t size;
         uint8_t *made = make_shard(stage_of(state), texts, TEXTS, threads, &size, &counts);
         assert_int_equal(counts.documents, DOCUMENTS);
+        assert_int_equal(counts.bytes, bytes);
         assert_true(token_file_open(&file, "made.bin", made, size, TOKEN_FILE_CHECK_ALL, &error));
         assert_true(file.tokenizer == tokenizer.sum);
         assert_int_equal(file.vocabulary, VOCABULARY);

@@ -622,6 +622,43 @@ static void a_sum_that_overflows_stops_every_rank(void **state) {
     }
 }
 
+// ---- Waiting --------------------------------------------------------------------------
+
+static void *move_for_a_while(void *scheduler) {
+    for (int i = 0; i < 80; i++) {
+        sleep_seconds(0.01);
+        __atomic_fetch_add(&((Scheduler *)scheduler)->micro_batches_begun, 1, __ATOMIC_RELAXED);
+    }
+    return NULL;
+}
+
+static void wait_for_what_never_happens(const void *nothing) {
+    Transport alone;
+    Scheduler *s = (Scheduler *)calloc(1, sizeof *s);
+    Stream stream = {.name = "compute"};
+    Event event = {.stream = &stream, .position = 1};
+    pthread_t mover;
+    transport_open_alone(&alone, "a test");
+    alone.timeout_seconds = -359.95; // so it waits for half a second, which is rounded up
+    watermark_create(&stream.ended, 0);
+    s->transport = &alone;
+    pthread_create(&mover, NULL, move_for_a_while, s);
+    scheduler_wait_event(s, &event);
+    (void)nothing;
+}
+
+// It waits once more, because something has moved.
+static void a_program_in_which_nothing_moves_ends(void **state) {
+    (void)state;
+    char message[2048];
+    if (process_transport->size > 1) { skip(); }
+    double began = clock_seconds();
+    int status = run_in_child(wait_for_what_never_happens, NULL, message, sizeof message);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SYSTEM_FAILURE);
+    assert_non_null(strstr(message, "while waiting for the compute stream"));
+    assert_true(clock_seconds() - began > 1.9);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(overlap_and_delays_change_no_bit),
@@ -640,6 +677,7 @@ int main(void) {
         cmocka_unit_test(adaptive_workers_differ_in_count_and_agree_in_everything_else),
         cmocka_unit_test(a_value_that_is_not_finite_stops_every_rank_and_is_named),
         cmocka_unit_test(a_sum_that_overflows_stops_every_rank),
+        cmocka_unit_test(a_program_in_which_nothing_moves_ends),
     };
     return run_rules_tests(tests, sizeof tests / sizeof tests[0]);
 }

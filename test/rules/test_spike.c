@@ -169,6 +169,11 @@ static void expect_late(const char *rule, double scale, bool in_loss, SpikePolic
         assert_true(result->failed == (scale > 1 && policy == SPIKE_STOP));
         if (scale > 1) { assert_int_equal(result->spike.kind, in_loss ? SPIKE_HIGH_LOSS : SPIKE_NORM); }
         if (scale > 1) { assert_int_equal(result->spike.rank, 1); }
+        if (scale > 1 && !is_local(rule)) { // usual losses are far below 1, usual norms about 2
+            double about = in_loss ? 0.25 : 8;
+            assert_true(result->spike.largest > about / 2 && result->spike.largest < 2 * about);
+            assert_true(result->spike.measured > (in_loss ? 20 : 1000));
+        }
         if (!result->failed) { assert_true(result->gradients_done >= spec.settings.target); }
     }
     expect_replicas_agree(2, results, rule);

@@ -100,6 +100,7 @@ typedef struct RunResult {
     Seconds seconds;      // that rank 0 has reported; the same number on all ranks
     bool failed;
     SpikeReport spike; // the latest
+    double sent_square; // of the latest job: Tally::sent_square
     double spikes;
     SpikeDetector norms, losses;
 } RunResult;
@@ -322,6 +323,7 @@ static inline void run_rank(const RunSpec *spec, Transport *transport, RunResult
     result->failed = bench->scheduler.spikes.failed;
     result->spike = bench->scheduler.spikes.latest;
     result->spikes = bench->scheduler.spikes.count;
+    result->sent_square = bench->scheduler.job.sent_square;
     result->norms = bench->scheduler.spikes.norms;
     result->losses = bench->scheduler.spikes.losses;
     bench_close(bench);

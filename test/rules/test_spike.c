@@ -175,6 +175,8 @@ static void expect_late(const char *rule, double scale, bool in_loss, SpikePolic
             assert_true(result->spike.measured > (in_loss ? 20 : 1000));
         }
         if (!result->failed) { assert_true(result->gradients_done >= spec.settings.target); }
+        double sent = sqrt(result->sent_square); // of the latest commit alone, about 15
+        assert_true(scale > 1 || is_local(rule) || (sent > 5 && sent < 40));
     }
     expect_replicas_agree(2, results, rule);
     free_results(results, 2);

@@ -181,6 +181,26 @@ static void random_spans_and_takes_agree_with_counted_cells(void **state) {
 
 // ---- Bounds and threads ---------------------------------------------------------------
 
+static void compute_for(double seconds) {
+    for (double until = thread_cpu_seconds() + seconds; thread_cpu_seconds() < until;) {}
+}
+
+// What the thread computes outside of micro-batches does not count.
+static void micro_batches_have_the_time_that_their_thread_computed(void **state) {
+    (void)state;
+    Trace trace;
+    trace_open(&trace, false);
+    for (int i = 0; i < 2; i++) {
+        compute_for(0.05);
+        begin_at(&trace, TRACE_COMPUTE, i == 0 ? TRACE_MICRO_BATCH : "inner step", 10 + i);
+        compute_for(0.02);
+        end_at(&trace, TRACE_COMPUTE, 0, 10.5 + i);
+    }
+    TraceSums sums = trace_take(&trace);
+    assert_true(sums.micro_batch == 0.5 && sums.micro_batch_cpu >= 0.02 && sums.micro_batch_cpu < 0.05);
+    trace_close(&trace);
+}
+
 static void kept_spans_are_bounded_and_the_rest_is_counted(void **state) {
     (void)state;
     Trace trace;
@@ -626,6 +646,7 @@ int main(void) {
         cmocka_unit_test(exposed_is_communication_beside_which_nothing_computes),
         cmocka_unit_test(a_span_across_a_take_is_divided_there),
         cmocka_unit_test(random_spans_and_takes_agree_with_counted_cells),
+        cmocka_unit_test(micro_batches_have_the_time_that_their_thread_computed),
         cmocka_unit_test(kept_spans_are_bounded_and_the_rest_is_counted),
         cmocka_unit_test(two_threads_may_trace_while_the_host_takes),
         cmocka_unit_test(offsets_are_within_their_bound),

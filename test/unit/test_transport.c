@@ -734,21 +734,24 @@ static void a_measured_link_is_the_emulated_one_on_all_ranks(void **state) {
     if (!fits) { skip(); }
 }
 
-// What a checkpoint remembers of the order in which sums are added.
+// What a checkpoint remembers of the order in which sums are added, and what users see of hosts.
 static void the_order_of_sums_has_a_name(void **state) {
     (void)state;
     static const struct {
         int leaders[4];
         bool two_level, library;
-        const char *begins;
+        const char *begins, *hosts;
     } cases[] = {
-        {{0, 0, 2, 2}, true, false, "2 hosts, "}, {{0, 1, 0, 1}, true, false, "2 hosts, "},
-        {{0, 0, 0, 3}, true, false, "2 hosts, "}, {{0, 0, 0, 0}, true, false, "1 hosts, "},
-        {{0, 1, 2, 3}, true, false, "flat"},      {{0, 0, 2, 2}, false, false, "flat"},
-        {{0, 0, 2, 2}, true, true, "library"},
+        {{0, 0, 2, 2}, true, false, "2 hosts, ", "2 hosts of 2 ranks"},
+        {{0, 1, 0, 1}, true, false, "2 hosts, ", "2 hosts of 2 ranks"},
+        {{0, 0, 0, 3}, true, false, "2 hosts, ", "2 hosts of 1 to 3 ranks"},
+        {{0, 0, 0, 0}, true, false, "1 hosts, ", "1 host of 4 ranks"},
+        {{0, 1, 2, 3}, true, false, "flat", "4 hosts of 1 rank"},
+        {{0, 1, 2, 2}, false, false, "flat", "3 hosts of 1 to 2 ranks"},
+        {{0, 0, 2, 2}, true, true, "library", "2 hosts of 2 ranks"},
     };
     enum { CASES = sizeof cases / sizeof cases[0] };
-    char names[CASES][64];
+    char names[CASES][64], hosts[64];
     for (int i = 0; i < CASES; i++) {
         const Link none = {.name = "none"};
         Transport transport;
@@ -758,6 +761,8 @@ static void the_order_of_sums_has_a_name(void **state) {
         transport.two_level = cases[i].two_level;
         transport.library = cases[i].library;
         transport_sum_order(&transport, names[i], sizeof names[i]);
+        groups_describe(&transport.hosts, hosts, sizeof hosts);
+        assert_string_equal(hosts, cases[i].hosts);
         transport_close(&transport);
         assert_memory_equal(names[i], cases[i].begins, strlen(cases[i].begins));
         for (int j = 0; j < i && i < 4; j++) { assert_string_not_equal(names[i], names[j]); }

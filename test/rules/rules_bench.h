@@ -99,7 +99,7 @@ typedef struct RunResult {
     TraceSums unreported; // what the trace's own sums hold at the end, after the last report
     Seconds seconds;      // that rank 0 has reported; the same number on all ranks
     bool failed;
-    SpikeReport spike; // the latest
+    SpikeReport spike;  // the latest
     double sent_square; // of the latest job: Tally::sent_square
     double spikes;
     SpikeDetector norms, losses;

@@ -622,6 +622,22 @@ static void a_sum_that_overflows_stops_every_rank(void **state) {
     }
 }
 
+// As many cells as fit, but one at least and all at most.
+static void a_bucket_has_the_bytes_that_were_asked_for(void **state) {
+    (void)state;
+    Scheduler *s = (Scheduler *)calloc(1, sizeof *s);
+    Layout layout = layout_make(1000000, 4);
+    size_t bytes = layout_padded(&layout) / layout.cells * sizeof(float), all = layout.cells;
+    const size_t cases[][2] = {
+        {0, all},           {1, 1},         {bytes, 1}, {10 * bytes + 1, 10}, {11 * bytes - 1, 10},
+        {all * bytes, all}, {SIZE_MAX, all}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        s->settings.bucket_bytes = cases[i][0];
+        assert_int_equal(job_bucket_cells(s, &layout), cases[i][1]);
+    }
+    free(s);
+}
+
 // ---- Waiting --------------------------------------------------------------------------
 
 static void *move_for_a_while(void *scheduler) {
@@ -677,6 +693,7 @@ int main(void) {
         cmocka_unit_test(adaptive_workers_differ_in_count_and_agree_in_everything_else),
         cmocka_unit_test(a_value_that_is_not_finite_stops_every_rank_and_is_named),
         cmocka_unit_test(a_sum_that_overflows_stops_every_rank),
+        cmocka_unit_test(a_bucket_has_the_bytes_that_were_asked_for),
         cmocka_unit_test(a_program_in_which_nothing_moves_ends),
     };
     return run_rules_tests(tests, sizeof tests / sizeof tests[0]);

@@ -349,6 +349,15 @@ static void the_rank_with_the_largest_mean_is_named(void **state) {
     s->problem.tokens = 10;
     assert_int_equal(job_largest_rank(s, SPIKE_NORM), 1);
     assert_int_equal(job_largest_rank(s, SPIKE_HIGH_LOSS), 1);
+    // A loss that is not finite is worse than such a gradient, and this than steps left out.
+    tallies[0].left_out = tallies[1].site.element = tallies[2].not_finite = 1;
+    for (int worst = 2; worst >= -1; worst--) {
+        job_add_tallies(s, &s->job);
+        assert_int_equal(s->job.first_bad_rank, worst);
+        assert_true(s->job.site.element == (worst == 1 ? 1 : 0));
+        *(worst == 2 ? &tallies[2].not_finite : &tallies[1].site.element) = 0;
+        if (worst == 0) { tallies[0].left_out = 0; }
+    }
     free(s);
 }
 

@@ -75,13 +75,12 @@ static inline bool llama_accept(const json_t *root, const char *path, ModelConfi
         return error_set(error, "%s: hidden_size %d must be a multiple of num_attention_heads %d", path, C,
                          H);
     }
-    config->head_channels = model_head_size(config);
+    int D = config->head_channels = model_head_size(config);
     return (H % config->kv_heads == 0 ||
             error_set(error, "%s: num_attention_heads %d must be a multiple of num_key_value_heads %d", path,
                       H, config->kv_heads)) &&
-           ((config->head_channels % 2 == 0 && config->head_channels <= 1024) ||
-            error_set(error, "%s: \"head_dim\" %d must be even, at most 1024", path,
-                      config->head_channels)) &&
+           ((D % 2 == 0 && D <= 1024) ||
+            error_set(error, "%s: \"head_dim\" %d must be even, at most 1024", path, D)) &&
            positions_read(root, path, config, error);
 }
 

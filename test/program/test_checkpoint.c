@@ -1621,7 +1621,7 @@ static void a_trained_part_goes_on_with_the_same_bits(void **state) {
 static void a_part_that_does_not_fit_is_refused(void **state) {
     Stage *stage = stage_of(state);
     Fleet *fleet = fleet_new(stage);
-    fleet_start(fleet, 0, "--optimizer ddp --tokens 768");
+    fleet_start(fleet, 0, "--optimizer ddp --tokens 768 --save-every 6 --keep 9");
     fleet_finish(fleet);
     char start[128], adapted[128], arguments[1024];
     snprintf(start, sizeof start, "%s", step_path(&fleet->trainings[0], 12));

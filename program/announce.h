@@ -65,8 +65,9 @@ static inline void print_batch(const Run *run) {
     size_t elements = 0;
     for (int i = 0; i < run->tensor_count; i++) {
         const OptimizerTensor *tensor = &run->tensors[i];
-        matrices += tensor->rows > 0;
-        elements += tensor->rows > 0 ? tensor->end - tensor->begin : 0;
+        if (tensor->rows == 0) { continue; } // gcc 14.2 adds up `rows > 0 ? ... : 0` wrongly with AVX-512
+        matrices++;
+        elements += tensor->end - tensor->begin;
     }
     if (matrices > 0) {
         printf("muon       steps %d matrices, %.0f %% of the parameters; AdamW steps the others\n", matrices,

@@ -422,10 +422,10 @@ static inline int command_plan(Run *run) {
     Transport *transport = &run->transport;
     Error error = {""};
     LikeRun like;
-    bool measures = transport->size > 1,            // its ranks were started together
-        speaks = !measures || transport->rank == 0; // a supposed rank is not always rank 0
+    bool measures = transport->size > 1, // its ranks were started together
+        speaks = transport->rank == 0;   // the supposed rank of a plan may be another
     if (measures) { meet_on_hosts(transport, options); }
-    bool has_like = options->like[0] != '\0' && transport->rank == 0,
+    bool has_like = options->like[0] != '\0' && speaks,
          again = has_like && options->ranks == 1 && options->host_mbit == 0 && !measures;
     bool good = (!has_like || like_read(options->like, &like, &error)) &&
                 plan_ranks(run, has_like ? &like : NULL, &error) &&

@@ -826,7 +826,7 @@ static void a_slow_rank_holds_nobody_up(void **state) {
     Fleet *fleet = fleet_new(stage_with_ranks(state));
     for (int i = 0; i < 3; i++) {
         fleet_start(fleet, 2,
-                    "--optimizer %s --accumulate auto --slow-rank 1 --slow-ms 30 --tokens 60k "
+                    "--optimizer %s --accumulate auto --slow-rank 1 --slow-ms 30 --tokens 120k "
                     "--report-every 1 --timeout-s 30 --trace slow-%d.json",
                     rules[i], i);
     }
@@ -843,10 +843,8 @@ static void a_slow_rank_holds_nobody_up(void **state) {
                tokens = fleet_number(fleet, i, "end", 0, "tokens");
         assert_int_equal(fleet_number(fleet, i, "report", -1, "commit"), commit);
         assert_int_equal(fleet_number(fleet, i, "report", -1, "tokens"), tokens);
-        assert_true(tokens >= 60000);
-        // A busy machine makes larger commits, and so fewer.
-        assert_true(fleet_number(fleet, i, "validation", -1, "loss") <
-                    fleet_number(fleet, i, "report", 0, "loss"));
+        assert_true(tokens >= 120000); // so many because a busy machine makes larger commits, and so fewer
+        check_learned(fleet, i);
     }
 }
 
@@ -1916,7 +1914,7 @@ static void a_second_interrupt_ends_it_at_once(void **state) {
     Stage *stage = stage_of(state);
     Training first = training_start(stage, 0, "--tokens 2k --val-batches none --optimizer ddp");
     json_t *events = training_finish(stage, &first);
-    char options[256], lost[64] = "nothing of this run is saved";
+    char options[256], lost[80] = "second SIGINT: nothing of this run is saved";
     for (int resumes = 0; resumes < 2; resumes++) {
         pid_t pid;
         snprintf(options, sizeof options,
@@ -1932,9 +1930,8 @@ static void a_second_interrupt_ends_it_at_once(void **state) {
         assert_int_equal(kill(pid, SIGINT), 0);
         Outcome outcome = program_finish_within(stage, &training.program, 20);
         outcome_check(&outcome, 128 + SIGINT, training.what);
-        text_check(outcome.errors, "second SIGINT: ", training.what);
         text_check(outcome.errors, lost, training.what);
-        snprintf(lost, sizeof lost, "all after checkpoint commit-%.0f is lost",
+        snprintf(lost, sizeof lost, "second SIGINT: all after checkpoint commit-%.0f is lost",
                  log_number(log_event_of(events, "end", -1), "commit"));
     }
     json_decref(events);

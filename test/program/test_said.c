@@ -91,30 +91,46 @@ static char *run_command(const char *name, const char *command) {
     return outcome.output;
 }
 
-// Runs the command of a line "$ ...", and compares what it says with the lines up to the next one.
-static void compare_command(const char *name, const char *command, char **rest) {
+// Runs a command, and compares what it says with what is expected.
+static void compare_command(const char *name, const char *command, char *wanted) {
     char *output = run_command(name, command), *whole = strdup(output), *said = whole,
          *line = next_line(&said);
-    for (char *expected;
-         *rest != NULL && strncmp(*rest, "$ ", 2) != 0 && (expected = next_line(rest)) != NULL;) {
-        bool skips = strcmp(expected, "...") == 0;
-        if (skips && *rest != NULL && strncmp(*rest, "\n$", 2) == 0) { next_line(rest); }
-        if (skips) { expected = *rest == NULL || **rest == '$' ? NULL : next_line(rest); }
-        while (line != NULL &&
-               (skips ? expected == NULL || !says(line, expected) : is_about_the_machine(line))) {
+    bool skips = false; // behind a line ...
+    for (char *expected; (expected = next_line(&wanted)) != NULL;) {
+        if (strcmp(expected, "...") == 0) {
+            skips = true;
+            continue;
+        }
+        while (line != NULL && (skips ? !says(line, expected) : is_about_the_machine(line))) {
             line = next_line(&said);
         }
-        if (expected == NULL || (line == NULL && expected[0] == '\0')) { break; }
         if (line == NULL || !says(line, expected)) {
             fprintf(stderr, "all of it:\n%s\n", output); // too long for fail_msg
             fail_msg("%s\n%s\nexpected: %s\nsaid:     %s", name, command, expected,
                      line == NULL ? "(the end)" : line);
         }
+        skips = false;
         line = next_line(&said);
     }
-    while (line != NULL && is_about_the_machine(line)) { line = next_line(&said); }
+    while (line != NULL && (skips || is_about_the_machine(line))) { line = next_line(&said); }
+    if (line != NULL && line[0] == '\0') { line = next_line(&said); } // as between two transcripts
     if (line != NULL) { fail_msg("%s\n%s\nsaid more: %s", name, command, line); }
     free(whole);
+}
+
+// Cuts a text before its next command, and a blank line there. Returns the command, NULL: there is
+// none; wanted <- what is expected of it.
+static char *next_command(char **rest, char **wanted) {
+    static char nothing[1];
+    char *command = next_line(rest), *next = *rest;
+    *wanted = nothing;
+    if (command == NULL || next == NULL || strncmp(next, "$ ", 2) == 0) { return command; }
+    *wanted = next;
+    *rest = strstr(next, "\n$ ");
+    if (*rest != NULL) { *(*rest)++ = '\0'; }
+    size_t length = strlen(next);
+    if (length > 0 && next[length - 1] == '\n') { next[length - 1] = '\0'; }
+    return command;
 }
 
 // A file of said/: its name is that of the test, and of the directory in which its commands work.
@@ -126,12 +142,12 @@ static void it_is_said(void **state) {
           "\"$root\"/test/program/said/like %s",
           name, stage.root, name);
     snprintf(path, sizeof path, "%s/test/program/said/%s.txt", stage.root, name);
-    char *text = file_read(path), *rest = text;
+    char *text = file_read(path), *rest = text, *wanted;
     assert_non_null(text);
-    for (char *command; (command = next_line(&rest)) != NULL;) {
+    for (char *command; (command = next_command(&rest, &wanted)) != NULL;) {
         assert_memory_equal(command, "$ ", 2);
         if (strncmp(command, "$ mpirun", 8) == 0) { stage_need_mpi(&stage); }
-        compare_command(name, command + 2, &rest);
+        compare_command(name, command + 2, wanted);
     }
     free(text);
 }

@@ -65,7 +65,7 @@ static inline void print_batch(const Run *run) {
     size_t elements = 0;
     for (int i = 0; i < run->tensor_count; i++) {
         const OptimizerTensor *tensor = &run->tensors[i];
-        if (tensor->rows == 0) { continue; } // gcc 14.2 adds up `rows > 0 ? ... : 0` wrongly with AVX-512
+        if (tensor->rows == 0) { continue; }
         matrices++;
         elements += tensor->end - tensor->begin;
     }

@@ -6,8 +6,6 @@
 // outputs, nothing outside the band may have an effect, and no NaN inside it may be lost.
 #include "test/cuda/cuda_kernels.h"
 
-#include <time.h>
-
 #include "kernels/kernels.h"
 #include "test/layer_calls.h"
 
@@ -545,7 +543,7 @@ static void test_large_scores(void **state) {
 }
 
 int main(void) {
-    test_seed = (uint64_t)time(NULL);
+    test_seed = seed_of_tests();
     test_random.state = test_seed;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_against_cpu),  cmocka_unit_test(test_tiles_of_a_warp),

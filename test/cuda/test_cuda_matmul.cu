@@ -7,8 +7,6 @@
 // program's own form.
 #include "test/cuda/cuda_kernels.h"
 
-#include <time.h>
-
 #include "dev/gpu/gelu_epilogues.cuh"
 #include "kernels/kernels.h"
 #include "test/layer_calls.h"
@@ -573,8 +571,6 @@ int main(void) {
         cmocka_unit_test(the_weight_gradient_can_sum_what_it_reads),
         cmocka_unit_test(an_epilogue_that_the_library_lacks_is_said),
     };
-    uint64_t seed = (uint64_t)time(NULL);
-    test_random.state = random_hash(seed, 31);
-    print_message("seed %llu\n", (unsigned long long)seed);
+    test_random.state = random_hash(seed_of_tests(), 31);
     return cmocka_run_group_tests_name("cuda_matmul", tests, NULL, NULL);
 }

@@ -8,8 +8,6 @@
 // Bounds are about twice the worst of fifty runs.
 #include "test/cuda/cuda_kernels.h"
 
-#include <time.h>
-
 #include "models/families.h"
 #include "program/training_problem.h"
 #include "scheduler/optimizer.h"
@@ -337,6 +335,24 @@ static bool is_query_or_key(const ParameterInfo *entry) {
     return false;
 }
 
+// The root mean square of the weight's gradient where `entry` is a key's bias, otherwise 0. The
+// scores of a query change by the same amount for all keys, but for the rotation, so the terms of
+// this bias's gradient nearly cancel. The weight's gradient has the same terms, times inputs of
+// about 1, that do not cancel.
+static double size_of_terms(const Inputs *inputs, const float *gradients, const ParameterInfo *entry) {
+    const ParameterInfo *weight = entry;
+    if (entry->role != TENSOR_K_BIAS) { return 0; }
+    while (weight > inputs->table.entries && !(weight->role == TENSOR_K && weight->layer == entry->layer)) {
+        weight--;
+    }
+    assert_int_equal(weight->role, TENSOR_K);
+    double squares = 0;
+    for (size_t i = 0; i < weight->count; i++) {
+        squares += (double)gradients[weight->offset + i] * gradients[weight->offset + i];
+    }
+    return sqrt(squares / (double)weight->count);
+}
+
 // Twice the tolerance for queries and keys.
 static void check_tensors(const Inputs *inputs, const float *got, const float *expected, double tolerance) {
     for (int i = 0; i < inputs->table.count; i++) {
@@ -348,7 +364,8 @@ static void check_tensors(const Inputs *inputs, const float *got, const float *e
                           relative_error(got + entry->offset, expected + entry->offset, entry->count));
         }
         double allowed = is_query_or_key(entry) ? 2 * tolerance : tolerance;
-        check_close(what, got + entry->offset, expected + entry->offset, entry->count, allowed);
+        check_close_terms(what, got + entry->offset, expected + entry->offset, entry->count,
+                          size_of_terms(inputs, expected, entry), allowed);
     }
 }
 
@@ -484,7 +501,9 @@ static void check_training(const Inputs *inputs, Precision precision) {
     machine_train(cpu, 2, expected);
     machine_train(device, 2, moved);
     check_tensors(inputs, moved, expected, half ? gradient_tolerance(inputs, precision) : 1e-4);
-    check_loss(machine_loss(device), machine_loss(cpu), half ? 5e-3 : 1e-6);
+    // In bf16 AdamW turns the rounding of small gradients into whole steps: of 127 draws half were
+    // off by less than 4e-4, the worst by 5.2e-3.
+    check_loss(machine_loss(device), machine_loss(cpu), half ? 1e-2 : 1e-6);
     free(expected);
     free(moved);
     machine_free(cpu);
@@ -996,12 +1015,9 @@ static void test_launches_are_as_predicted(void **state) {
     inputs_close(&inputs);
 }
 
-// Other inputs in every run; to repeat a failure, put its seed here.
 static int seed_test(void **state) {
     (void)state;
-    uint64_t seed = (uint64_t)time(NULL);
-    test_random.state = random_hash(seed, 29);
-    print_message("seed %llu\n", (unsigned long long)seed);
+    test_random.state = random_hash(seed_of_tests(), 29);
     return 0;
 }
 

@@ -9,7 +9,6 @@
 #include "test/cuda/cuda_kernels.h"
 
 #include <float.h>
-#include <time.h>
 
 #include "kernels/kernels.h"
 
@@ -1019,8 +1018,7 @@ int main(void) {
         cmocka_unit_test(wire_formats_round_ties_as_the_cpu),
         cmocka_unit_test(messages_of_pieces_equal_their_runs),
     };
-    test_random.state = (uint64_t)time(NULL);
-    printf("seed %llu\n", (unsigned long long)test_random.state);
+    test_random.state = seed_of_tests();
     cpu_stream.pool = thread_pool_create(1, true);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     thread_pool_destroy(cpu_stream.pool);

@@ -18,7 +18,6 @@
 
 #include <pthread.h>
 #include <signal.h>
-#include <time.h>
 
 static Random test_random;
 
@@ -1154,8 +1153,7 @@ int main(void) {
         cmocka_unit_test(accesses_past_the_end_are_seen),
 #endif
     };
-    test_random.state = (uint64_t)time(NULL);
-    printf("seed %llu\n", (unsigned long long)test_random.state);
+    test_random.state = seed_of_tests();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     CUDA_CHECK(cudaStreamDestroy((cudaStream_t)cuda_test_stream(PRECISION_FP32)->queue));
     return failed;

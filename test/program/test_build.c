@@ -14,6 +14,7 @@ static const char compiler[] =
     "name=$(basename \"$0\")\n"
     "echo \"$name $*\" >> \"${CALLS:-calls}\"\n"
     "case \" $* \" in\n"
+    "*/sums.c*) [ ! -e adds-wrongly ] || status=3 ;;\n"
     "*\" -lz \"*) [ ! -e no-zlib ] || { echo 'ld: error: cannot find -lz' >&2; exit 1; } ;;\n"
     "*\" --version \"*) echo \"$name 1.0, release 12.8, V12.8.1\"; exit 0 ;;\n"
     "*\" --list-gpu-arch \"*)\n"
@@ -23,7 +24,8 @@ static const char compiler[] =
     "*\" --showme:link \"*) echo -lfrom-mpicc; exit 0 ;;\n"
     "esac\n"
     "while [ $# -gt 0 ]; do [ \"$1\" != -o ] || result=$2; shift; done\n"
-    "[ -z \"${result:-}\" ] || { printf '#!/bin/sh\\n' > \"$result\" && chmod +x \"$result\"; }\n";
+    "[ -z \"${result:-}\" ] || { printf '#!/bin/sh\\nexit %s\\n' ${status:-0} > \"$result\" && chmod +x "
+    "\"$result\"; }\n";
 
 // Runs `command` in the scratch directory; everything that it prints is in `output`.
 static Outcome run(Stage *stage, const char *command) {
@@ -103,6 +105,19 @@ static void wishes_reach_the_program_for_cpus(void **state) {
     shell(stage, "grep -qx 'MPIRUN := mpi/bin/mpirun' build/config.mk");
     build(stage, ON_CPUS "MPICC=mpi/bin/mpicc.other ");
     shell(stage, "grep -qx 'MPIRUN := mpi/bin/mpirun.other' build/config.mk");
+}
+
+static void a_compiler_that_adds_wrongly_gets_no_avx512(void **state) {
+    Stage *stage = stage_of(state);
+    char line[4096];
+    call_with(build(stage, ON_CPUS), compiles, line);
+    assert_null(strstr(line, "-mno-avx512f"));
+    shell(stage, "rm -rf build && touch adds-wrongly");
+    call_with(build(stage, ON_CPUS), compiles, line);
+    text_check(line, "-march=native -mno-avx512f ", "compiling");
+    shell(stage, "grep -q \"without AVX-512, in which this compiler adds up wrongly\" build/config.mk.txt");
+    call_with(build(stage, ON_GPUS), compiles, line);
+    text_check(line, "-march=native -mno-avx512f ", "compiling");
 }
 
 static void wishes_reach_the_program_for_gpus(void **state) {
@@ -282,6 +297,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         BUILD_TEST(a_changed_wish_rebuilds),
         BUILD_TEST(wishes_reach_the_program_for_cpus),
+        BUILD_TEST(a_compiler_that_adds_wrongly_gets_no_avx512),
         BUILD_TEST(wishes_reach_the_program_for_gpus),
         BUILD_TEST(what_is_missing_is_named),
         BUILD_TEST(make_installs_and_explains),

@@ -399,6 +399,20 @@ static void a_page_follows_the_pointer(void **state) {
     }
 }
 
+// The same, of a plan in which nothing fits into the memory: the map is empty.
+static void a_page_of_what_does_not_fit_is_drawn(void **state) {
+    Stage *stage = stage_of(state);
+    if (system("command -v chromium > /dev/null") != 0) { leave_out("a browser (Debian: chromium)"); }
+    Outcome outcome =
+        program_run(stage, 0, "plan --model 125M --gpu-memory 1G --compute-ms 10 --ranks 2 --page page.html");
+    outcome_check(&outcome, 0, "no rule fits into the memory");
+    stage_write(stage, "after.html", "<script>document.body.append('SEEN ' + counts + ' END');</script>");
+    shell(stage, "cat page.html after.html > both.html; timeout 60 chromium --headless --no-sandbox "
+                 "--disable-gpu --dump-dom file://$PWD/both.html > seen.html 2> browser.errors");
+    char path[STAGE_PATH_SIZE];
+    assert_non_null(strstr(stage_read_text(stage, stage_path(stage, "seen.html", path)), " END"));
+}
+
 // The line below "recommended" is a command that trains.
 static void a_recommended_command_trains(void **state) {
     static const char *const cases[] = {
@@ -747,6 +761,7 @@ int main(int argc, char **argv) {
         STAGE_TEST(stage_of_all, the_time_of_a_gpu_is_guessed_from_its_peak),
         STAGE_TEST(stage_of_all, a_page_shows_the_numbers_of_plans),
         STAGE_TEST(stage_of_all, a_page_follows_the_pointer),
+        STAGE_TEST(stage_of_all, a_page_of_what_does_not_fit_is_drawn),
         STAGE_TEST(stage_of_all, a_plan_recommends_the_first_rule_at_a_loss),
         STAGE_TEST(stage_of_all, a_plan_recommends_the_wire),
         STAGE_TEST(stage_of_all, a_recommended_command_trains),

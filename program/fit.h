@@ -75,12 +75,12 @@ static inline bool fit_try(const Run *run, const MemoryRoom *room, const Options
 
 // The largest --micro-batch with which the run would fit; 0: none.
 static inline int64_t fit_micro_batch(const Run *run, const MemoryRoom *room, const Options *options) {
-    enum { MOST = 65536 };
+    const int64_t most = (int64_t)option_of(offsetof(Options, micro_batch))->maximum;
     Options trial = *options;
     int64_t least = 0, first_too_large = 1;
-    for (trial.micro_batch = 1; first_too_large <= MOST && fit_try(run, room, &trial);) {
+    for (trial.micro_batch = 1; first_too_large <= most && fit_try(run, room, &trial);) {
         least = first_too_large;
-        trial.micro_batch = first_too_large = 2 * first_too_large;
+        trial.micro_batch = first_too_large = int64_min(2 * first_too_large, most + 1);
     }
     while (first_too_large - least > 1) {
         trial.micro_batch = (least + first_too_large) / 2;

@@ -439,12 +439,21 @@ static inline int simulation_calls(const Simulation *simulation) {
     return settings->kind == RULE_LOCAL ? 2 * settings->local.fragments : 16;
 }
 
-// How many micro-batches it would simulate, of all ranks that have clocks of their own.
+// How many micro-batches it would simulate, of all ranks that have clocks of their own; about, where
+// they go on for as long as an exchange lasts.
 static inline double simulation_length(const Simulation *simulation) {
-    const SchedulerSettings *settings = &simulation->scheduler->settings;
+    const Scheduler *s = simulation->scheduler;
+    const SchedulerSettings *settings = &s->settings;
     double steps =
         settings->kind == RULE_LOCAL ? (double)settings->local.steps / settings->local.fragments : 1;
-    return 2.0 * simulation_calls(simulation) * steps * settings->micro_batches * simulation->width;
+    double micro_batches = settings->micro_batches;
+    for (int gather = 0; settings->adaptive && gather < 2; gather++) {
+        micro_batches += machine_exchange(simulation->machine, s->transport, layout_shard(&s->layout),
+                                          settings->wire, gather == 1)
+                             .seconds /
+                         simulation->machine->micro_batch;
+    }
+    return 2.0 * simulation_calls(simulation) * steps * micro_batches * simulation->width;
 }
 
 // Lets the rule make commits until they repeat, and returns the mean of those that follow.

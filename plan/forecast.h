@@ -254,6 +254,19 @@ static inline TokensNeeded options_needs(const Options *options) {
     return needs;
 }
 
+// Whether that was measured with these formats on the wire: all in fp32, or those of a recipe.
+static inline bool options_wires_are_measured(const Options *options) {
+    bool measured = false;
+    for (int i = 0; i < RECIPE_COUNT; i++) {
+        Options other = *options;
+        option_set_default(option_find("wire"), &other);
+        option_set_default(option_find("estimate-wire"), &other);
+        recipe_apply(&RECIPES[i], &other);
+        measured |= RECIPES[i].rule == options_rule(options) && options_are_same(&other, options);
+    }
+    return measured;
+}
+
 // What `run` would do with these options. A micro-batch of another size takes as long for a token.
 static inline void forecast_row(const Run *run, const Machine *machine, const Options *options,
                                 ForecastRow *row) {

@@ -138,6 +138,27 @@ static inline void print_recommended(const char *word, const char *remark, const
     free(options);
 }
 
+// How sure the tokens are that a recommended row needs. switches: to Muon.
+static inline void print_needs(const ForecastRow *row, bool switches) {
+    TokensNeeded needs = row->needs;
+    const char *rule = options_rule(&row->options)->name;
+    bool measured = options_wires_are_measured(&row->options);
+    printf("loss             %s", measured ? "" : "in fp32 ");
+    if (needs.least == 1 && needs.most == 1) {
+        printf("the steps of %s equal plain data-parallel training's\n", rule);
+    } else {
+        char least[32] = "";
+        if (needs.least < needs.most) { snprintf(least, sizeof least, "%.3g to ", needs.least); }
+        printf("%s needs %s%.3g times the tokens of plain data-parallel training\n", rule, least, needs.most);
+    }
+    if (!measured) { printf("                 what it needs with these formats on the wire is not known\n"); }
+    if (switches) {
+        printf("                 Muon needs %.3g to %.3g of AdamW's tokens\n", MUON_NEEDS.least,
+               MUON_NEEDS.most);
+    }
+    printf("                 measured on small models, not predicted (docs/simulation.md)\n");
+}
+
 static inline void print_recommendation(const Run *run, const Forecast *forecast) {
     const ForecastRow *own = &forecast->rows[forecast->own];
     if (forecast->recommended < 0) {
@@ -156,21 +177,7 @@ static inline void print_recommendation(const Run *run, const Forecast *forecast
         printf("\n");
         print_command(run, other);
     }
-    TokensNeeded needs = best->needs;
-    const char *rule = options_rule(&best->options)->name;
-    if (needs.least == 1 && needs.most == 1) {
-        printf("loss             the steps of %s equal plain data-parallel training's\n", rule);
-    } else {
-        char least[32] = "";
-        if (needs.least < needs.most) { snprintf(least, sizeof least, "%.3g to ", needs.least); }
-        printf("loss             %s needs %s%.3g times the tokens of plain data-parallel training\n", rule,
-               least, needs.most);
-    }
-    if (best->options.inner != own->options.inner) {
-        printf("                 Muon needs %.3g to %.3g of AdamW's tokens\n", MUON_NEEDS.least,
-               MUON_NEEDS.most);
-    }
-    printf("                 measured on small models, not predicted (docs/simulation.md)\n");
+    print_needs(best, best->options.inner != own->options.inner);
 }
 
 // Prints what would reach the run's loss sooner, and how many updates the same tokens then give:

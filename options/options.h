@@ -142,7 +142,7 @@ typedef struct OptionSpec {
     const char *rules;                              // the only rules that it is for
     OptionRelation relations[OPTION_RELATIONS_MAX]; // up to one without a kind
     const char *measured; // the value that stands for what a run measures at its start, and keeps
-    bool of_one_run;      // it names files of one run, so a command that a plan recommends lacks it
+    bool of_one_run;      // it names files of one run, or its ranks: a run or plan after it lacks it
     const char *also;     // other names that users try; errors answer with this one
     const char *help;     // the effect, and what it costs
 } OptionSpec;

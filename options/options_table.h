@@ -333,8 +333,10 @@
      .commands = FOR_TRAINING | FOR_SAMPLES | FOR_EVALUATION | FOR_TOKENS, .help =
      "Compute threads per rank. auto: the physical cores of the node divided by its ranks, or those that the "
      "launcher bound this rank to.")
-    OPTION("ranks", MACHINE, SAME_BITS, INTEGER, ranks, "1", 1, 1e6, "N", .commands = FOR_PLANS, .help =
-     "How many ranks `train_gpt plan` plans for. A run has as many as mpirun or srun started.")
+    OPTION("ranks", MACHINE, SAME_BITS, INTEGER, ranks, "auto", 1, 1e6, "N", .word = "auto",
+     .commands = FOR_PLANS, .of_one_run = true, .help =
+     "How many ranks `train_gpt plan` plans for. auto: those that were started, as many as the run of --like "
+     "had, or one. A run has as many as mpirun or srun started.")
     OPTION("gpu-memory", MACHINE, SAME_BITS, COUNT, gpu_memory, "auto", 1e6, OPTION_NO_LIMIT, "BYTES",
      .word = "auto", .commands = FOR_PLANS, .relations = {EXCLUDES(device, "cpu")}, .help =
      "Plans for a GPU that is elsewhere, by its memory: 80G for one of 80 GB. auto: this node's GPU.")

@@ -119,11 +119,11 @@ static inline bool plan_emulates(const Options *options) {
     return options->host_mbit == 0 && options->link_mbit > 0;
 }
 
-static inline void machine_set_exchange(Machine *machine, const Placement *placement,
-                                        const Options *options) {
+static inline void machine_set_exchange(Machine *machine, const Placement *placement, const Options *options,
+                                        int ranks) {
     bool nccl = placement->uses_nccl;
     machine->taken_of_time = placement->on_gpu && nccl ? GPU_TAKEN : 0;
-    machine->chunk = nccl ? (double)placement->nccl.buffer_limit / sizeof(float) / options->ranks : 0;
+    machine->chunk = nccl ? (double)placement->nccl.buffer_limit / sizeof(float) / ranks : 0;
     if (nccl) { machine->message_seconds = NCCL_MESSAGE; }
     machine->sleeps = !nccl && !plan_emulates(options); // an emulated link says when to look
 }
@@ -152,7 +152,7 @@ static inline Machine machine_of_run(const Run *run, double micro_batch) {
                        .taken_of_work = on_gpu ? 0 : CPU_TAKEN,
                        .message_seconds = on_gpu ? 1e-6 : 5e-6,
                        .wake_seconds = on_gpu ? 10e-6 : 100e-6};
-    machine_set_exchange(&machine, &run->placement, options);
+    machine_set_exchange(&machine, &run->placement, options, run->transport.size);
     return machine;
 }
 
@@ -350,7 +350,7 @@ static inline void forecast_alternative(const Run *run, Options *options, const 
     Run *other = trial_of(run, &run->options);
     Machine counted = *machine;
     placement_plan_gpu_exchange(&other->placement, options);
-    machine_set_exchange(&counted, &other->placement, options);
+    machine_set_exchange(&counted, &other->placement, options, run->transport.size);
     if (options->fit) {
         options->recompute = run->placement.asked_recompute;
         fit_options(other, options);

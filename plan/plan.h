@@ -382,7 +382,7 @@ static inline bool plan_ranks(Run *run, const LikeRun *like, Error *error) {
     Transport *transport = &run->transport;
     int started = transport->size, per_host = 1;
     if (started > 1) {
-        bool agrees = options->ranks == 1 || options->ranks == started;
+        bool agrees = options->ranks == 0 || options->ranks == started;
         options->ranks = started;
         launch_threads(transport->local_size, (int)options->threads, &run->threads);
         return agrees || error_set(error,
@@ -391,8 +391,9 @@ static inline bool plan_ranks(Run *run, const LikeRun *like, Error *error) {
                                    started);
     }
     if (started == 1) { transport_close(transport); }
-    if (like != NULL && options->ranks == 1) {
-        options->ranks = like->ranks;
+    bool as_like = like != NULL && options->ranks == 0;
+    if (options->ranks == 0) { options->ranks = as_like ? like->ranks : 1; }
+    if (as_like) {
         bool emulated = options_emulate_link(options) && like->ranks_of_host == like->ranks;
         per_host = emulated ? 1 : like->ranks_of_host; // ranks with an emulated link count as hosts
     }
@@ -433,7 +434,7 @@ static inline int command_plan(Run *run) {
         speaks = transport->rank == 0;   // the supposed rank of a plan may be another
     if (measures) { meet_on_hosts(transport, options); }
     bool has_like = options->like[0] != '\0' && speaks,
-         again = has_like && options->ranks == 1 && options->host_mbit == 0 && !measures;
+         again = has_like && options->ranks == 0 && options->host_mbit == 0 && !measures;
     bool good = (!has_like || like_read(options->like, &like, &error)) &&
                 plan_ranks(run, has_like ? &like : NULL, &error) &&
                 options_check_rank_numbers(options, transport->size, &error) && choose_model(run, &error);

@@ -202,8 +202,8 @@ static inline json_t *print_faster(const Forecast *forecast) {
         told[best->options.rule] = true;
         char *options = options_as_text(&best->options, &own->options), factor[NUMBER_TEXT_SIZE + 12];
         snprintf(factor, sizeof factor, "%.2g times the", updates);
-        printf("                 %3.0f %% of this run's time:%s (%s updates%s)\n", 100 / gain, options,
-               fabs(updates - 1) < 0.01 ? "same number of" : factor,
+        printf("                 %3.*f %% of this run's time:%s (%s updates%s)\n", gain > 100 ? 1 : 0,
+               100 / gain, options, fabs(updates - 1) < 0.01 ? "same number of" : factor,
                local ? ", made by each rank alone" : "");
         json_array_append_new(lines, json_pack("{s:s, s:o, s:o}", "options", options + 1, "speedup",
                                                log_real(gain), "updates", log_real(updates)));

@@ -356,7 +356,7 @@ static inline bool options_read_file(const char *path, Options *options, bool ha
                   path, root == NULL ? problem.line : 1, root == NULL ? problem.text : "no object");
     }
     bool valid = json_is_object(root);
-    json_t *manifest = json_object_get(root, "options"), *object = manifest == NULL ? root : manifest,
+    json_t *manifest = json_object_get(root, "options"), *object = json_is_object(manifest) ? manifest : root,
            *chosen = json_object_get(object, "chosen");
     options->measuring_ranks = json_integer_value(json_object_get(chosen, "measuring_ranks"));
     json_object_foreach(object, name, value) {

@@ -594,6 +594,7 @@ static void test_bad_files_are_refused(void **state) {
         {"lr = 1\n", "bad.conf:1: '[' or '{' expected near 'lr'; a configuration is a JSON object"},
         {"{\"lr\": 1,\n \"seed\" 2}", "bad.conf:2: ':' expected near '2'"},
         {"[1]", "bad.conf:1: no object; a configuration is a JSON object, as the config.json of a run"},
+        {"{\"options\": 1}", "bad.conf: unknown option options"},
         {"", "bad.conf:1: '[' or '{' expected near end of file"},
         {"{\"lr\": \"\"}", "bad.conf: --lr:  is not a number"},
         {"{\"lr\": -1}", "bad.conf: --lr: -1 is out of range; allowed: auto or 1e-12 .. 100"},

@@ -58,8 +58,8 @@ static inline bool streaming_diloco_check(const void *own, int layers, Error *er
                          tau, H / P, H / P == 1 ? "" : "0 .. ", H / P - 1);
     }
     if (layers > 0 && P > layers) {
-        return error_set(error, "--streaming-P %lld: the model has only %d layers to make fragments of", P,
-                         layers);
+        return error_set(error, "--streaming-P %lld: the model has only %d layer%s to make fragments of", P,
+                         layers, plural(layers));
     }
     return true;
 }

@@ -201,10 +201,11 @@ static inline bool options_check_ranks(const Options *options, int ranks, int64_
     long long commit = batches * (long long)(options->micro_batch * sequence_length);
     return options->epochs > 0 || options->tokens >= commit ||
            error_set(error,
-                     "--tokens %lld is less than one commit: %lld micro-batches on %d rank%s x %lld "
-                     "sequences x %lld tokens = %lld; raise --tokens or --epochs, or lower --micro-batch, "
+                     "--tokens %lld is less than one commit: %lld micro-batch%s on %d rank%s x %lld "
+                     "sequence%s x %lld token%s = %lld; raise --tokens or --epochs, or lower --micro-batch, "
                      "--seq-len or --%saccumulate",
-                     (long long)options->tokens, batches, ranks, plural(ranks),
-                     (long long)options->micro_batch, (long long)sequence_length, commit,
+                     (long long)options->tokens, batches, batches == 1 ? "" : "es", ranks, plural(ranks),
+                     (long long)options->micro_batch, plural(options->micro_batch),
+                     (long long)sequence_length, plural(sequence_length), commit,
                      options->rank_accumulate[0] != '\0' ? "rank-" : "");
 }

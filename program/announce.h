@@ -37,12 +37,13 @@ static inline void print_batch(const Run *run) {
     if (epoch > 0) { snprintf(epochs, sizeof epochs, " (%.4g epochs)", trained / epoch); }
     // One gradient sum is left when training ends; finish() commits it.
     bool drains = run->rule->kind == RULE_OVERLAPPED && run->rule->finish != NULL;
-    printf("batch      %lld micro-batches over %d rank%s x %d sequence%s x %d tokens = %s tokens per %s%s; "
-           "%s tokens are %lld %ss%s%s\n",
-           (long long)options_total_accumulate(options, ranks), ranks, plural(ranks), run->B, plural(run->B),
-           run->T, human_count(per_commit, text), commit,
+    int64_t batches = options_total_accumulate(options, ranks);
+    printf("batch      %lld micro-batch%s over %d rank%s x %d sequence%s x %d token%s = %s token%s per %s%s; "
+           "%s tokens are %lld %s%s%s%s\n",
+           (long long)batches, batches == 1 ? "" : "es", ranks, plural(ranks), run->B, plural(run->B), run->T,
+           plural(run->T), human_count(per_commit, text), plural(per_commit), commit,
            run->scheduler.settings.adaptive ? " or more (auto: as many as hide the communication)" : "",
-           human_count(options->tokens, total), (long long)commits, commit, epochs,
+           human_count(options->tokens, total), (long long)commits, commit, plural(commits), epochs,
            drains ? ", and one more for the gradients under way at the end" : "");
     if (run->bucket_reason[0] != '\0') {
         const Layout *layout = &run->scheduler.layout;
@@ -99,7 +100,8 @@ static inline void print_rule(const Options *options, const SchedulerSettings *s
         if (options->spike_limit > 0) { printf(", or too large by limit %g", options->spike_limit); }
         printf(": %s\n", options_choice_name(options, &options->on_spike));
     }
-    if (options->sequential > 0) {
+    if (options->sequential == 1) { printf("           the first commit is sequential\n"); }
+    if (options->sequential > 1) {
         printf("           the first %lld commits are sequential\n", (long long)options->sequential);
     }
 }
@@ -174,8 +176,8 @@ static inline void print_builds(const Hello *hellos, int ranks) {
 static inline void print_model(const ModelConfig *config, const TrainedPart *part) {
     double all = part->model.parameter_count, trained = part->table.parameter_count;
     int key_heads = model_kv_heads(config);
-    printf("model      %s: %.2f M parameters, %d layers, %d channels, %d heads, ", config->name, all / 1e6,
-           config->layers, config->channels, config->heads);
+    printf("model      %s: %.2f M parameters, %d layer%s, %d channels, %d head%s, ", config->name, all / 1e6,
+           config->layers, plural(config->layers), config->channels, config->heads, plural(config->heads));
     if (key_heads < config->heads) { printf("%d of keys, ", key_heads); }
     if (config->window > 0) { printf("window %d, ", config->window); }
     printf("%d positions, vocabulary %d\n", config->positions, config->vocabulary);
@@ -199,9 +201,9 @@ static inline void print_sources(Run *run) {
     for (int i = 0; i < data->source_count && data->source_count > 1; i++) {
         const DataSource *source = &data->sources[i];
         double share = data_loader_share(data, i);
-        printf("           %s: %.4g %% of the samples; its %llu windows are visited %.4g times\n",
-               source->name, 100 * share, (unsigned long long)source->training_windows,
-               share * samples / source->training_windows);
+        printf("           %s: %.4g %% of the samples; its %llu window%s visited %.4g times\n", source->name,
+               100 * share, (unsigned long long)source->training_windows,
+               source->training_windows == 1 ? " is" : "s are", share * samples / source->training_windows);
     }
     for (int i = 0; i < held->source_count; i++) {
         int64_t batches = validation_batches(run, i), asked = run->options.val_batches;
@@ -259,9 +261,10 @@ static inline void print_start(Run *run, const Hello *hellos) {
     // A disk that fills while a run trains does not end it, but then nothing is saved.
     if (!run->saving.times.never && statvfs(run->directory, &disk) == 0) {
         char space[SIZE_TEXT], checkpoint[SIZE_TEXT];
-        printf("disk       %s free; a checkpoint takes about %s, and --keep %lld stay\n",
+        printf("disk       %s free; a checkpoint takes about %s, and --keep %lld stay%s\n",
                size_text(disk.f_bavail * disk.f_frsize, space),
-               size_text(checkpoint_bytes(&run->scheduler), checkpoint), (long long)options->keep);
+               size_text(checkpoint_bytes(&run->scheduler), checkpoint), (long long)options->keep,
+               options->keep == 1 ? "s" : "");
     }
     printf("run        %s\n\n", run->directory);
     fflush(stdout);
@@ -391,9 +394,10 @@ static inline void print_end(Run *run, uint64_t fingerprint, const RankPace *pac
         if (reports->peak_flops > 0) {
             snprintf(share, sizeof share, ", %.1f %% of the peak", 100 * flops / reports->peak_flops);
         }
-        printf("\ntrained    %lld %ss, %.0f tokens in %.1f s: %.0f tokens/s, %.1f GFLOP/s over all "
+        printf("\ntrained    %lld %s%s, %.0f tokens in %.1f s: %.0f tokens/s, %.1f GFLOP/s over all "
                "ranks%s\n",
-               commits, step_name(run->rule), tokens, seconds, tokens / seconds, flops / 1e9, share);
+               commits, step_name(run->rule), plural(commits), tokens, seconds, tokens / seconds, flops / 1e9,
+               share);
     }
     json_t *times = json_array();
     double waiting = print_waiting(run, paces, seconds - run->clock.before, word, times); // in this part

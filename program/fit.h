@@ -37,6 +37,7 @@ static inline Run *trial_of(const Run *run, const Options *options) {
     trial->T = (int)options->seq_len;
     trial->threads = run->threads;
     trial->placement = run->placement;
+    if (placement_uneven(options) != NULL) { trial->placement.uses_nccl = false; }
     trial->config = run->config;
     trial->part = run->part;
     trial->transport = run->transport;

@@ -53,6 +53,8 @@ static void a_plan_says_what_would_fit(void **state) {
          " fits, --recompute block fits\n"},
         {"--model 1.3B --gpu-memory 24G --ranks 64 --optimizer ddp --micro-batch 1",
          ": --optimizer zero1 fits\n"},
+        {"--model 1.3B --gpu-memory 24G --ranks 64 --optimizer diloco --inner muon --micro-batch 1",
+         ": --optimizer zero1 fits\n"},
         {"--model 125M --gpu-memory 2G --micro-batch 1 --recompute block",
          "on the GPU for a rank, and 1.90 GB are available"},
         {"--model 2.7B --gpu-memory 12G --ranks 64 --optimizer zero1",

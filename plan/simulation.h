@@ -473,9 +473,11 @@ static inline SimulatedCommit simulation_of_rule(Simulation *simulation, const R
     for (int i = 0; i < calls; i++) { rule->advance(s); }
     SimulatedCommit after = simulation_sum(simulation);
     commits += s->optimizer.steps;
-    SimulatedCommit mean = {
-        (after.seconds - before.seconds) / commits, (after.computing - before.computing) / commits,
-        (after.waiting - before.waiting) / commits, (after.micro_batches - before.micro_batches) / commits,
-        (after.bytes_outside - before.bytes_outside) / commits};
+    // A rank that never waits has waited for a rounding error, of either sign.
+    double waiting = fmax((after.waiting - before.waiting) / commits, 0);
+    SimulatedCommit mean = {(after.seconds - before.seconds) / commits,
+                            (after.computing - before.computing) / commits, waiting,
+                            (after.micro_batches - before.micro_batches) / commits,
+                            (after.bytes_outside - before.bytes_outside) / commits};
     return mean;
 }

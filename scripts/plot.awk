@@ -209,7 +209,7 @@ function print_row(    more) {
     print "<tr><th scope=\"row\">" badge(run) "</th>\n" \
         td(asked("optimizer"), asked("wire") (asked("link-mbit") + 0 > 0 ? ", " asked("link-mbit") + 0 " Mbit/s" : "")) \
         td(fact["start.ranks"], fact["start.ranks.0.device"]) td(human(fact["start.parameters"]), fact["start.model"]) \
-        td(human(fact["tokens"]), known("%d commits", fact["commits"])) td(fact["seconds"] == "" ? "" : duration(fact["seconds"])) \
+        td(human(fact["tokens"]), known("%d commit" (fact["commits"] == 1 ? "" : "s"), fact["commits"])) td(fact["seconds"] == "" ? "" : duration(fact["seconds"])) \
         td(fact["seconds"] + 0 > 0 ? human(fact["tokens"] / fact["seconds"]) : "") td(known("%.4f", fact["loss"])) \
         td(known("%.4f", fact["held"]), known("best possible %.4f", fact["best"])) \
         td(known("%.1f %%", whole > 0 ? 100 * waited / whole : "")) \

@@ -181,13 +181,15 @@ static inline void print_recommendation(const Run *run, const Forecast *forecast
 }
 
 // Prints what would reach the run's loss sooner, and how many updates the same tokens then give:
-// the best way to run each rule. Returns the lines for --json.
-static inline json_t *print_faster(const Forecast *forecast) {
+// the best way to run each rule. fits: the simulation of the run takes as long as it took. Returns
+// the lines for --json.
+static inline json_t *print_faster(const Forecast *forecast, bool fits) {
     const ForecastRow *own = &forecast->rows[forecast->own];
     bool told[RULE_COUNT] = {false};
     json_t *lines = json_array();
-    printf("faster           by a simulation that fits this run, the same loss would take "
-           "(fewer updates may need more tokens):\n");
+    printf("faster           by a simulation%s, the same loss would take "
+           "(fewer updates may need more tokens):\n",
+           fits ? " that fits this run" : ", which does not fit this run");
     while (json_array_size(lines) < 4) {
         const ForecastRow *best = own;
         for (int i = 0; i < forecast->count; i++) {
@@ -294,12 +296,28 @@ static inline void plan_take_like(const Run *run, PlanTimes *times, Machine *mac
              tokens != like->tokens ? ", in proportion to its tokens" : "");
 }
 
-static inline void plan_print_links(const Run *run, const Machine *machine, const PlanTimes *times) {
-    char text[NUMBER_TEXT_SIZE];
-    const char *from = times->again ? " (so that the simulation of that run takes as long as it took)"
-                       : times->network != NULL && run->options.host_mbit == 0
-                           ? " (measured between all ranks)"
-                           : "";
+#define PLAN_FITS 0.05 // a simulation that differs so little from its run fits it
+
+// Of a plan for the run of --like: how many times as long as it took its simulation takes. 1: as long,
+// but for what no network explains; 0: it is not simulated.
+static inline double plan_misfit(const PlanTimes *times, const Forecast *forecast) {
+    double simulated = forecast->rows[forecast->own].tokens_per_second,
+           misfit = simulated > 0 ? times->like->tokens_per_second / simulated : 0;
+    return fabs(misfit - 1) < PLAN_FITS ? 1 : misfit;
+}
+
+static inline void plan_print_links(const Run *run, const Machine *machine, const PlanTimes *times,
+                                    const Forecast *forecast) {
+    char text[NUMBER_TEXT_SIZE], from[96] = "";
+    double misfit = times->again ? plan_misfit(times, forecast) : 0;
+    if (misfit == 1) {
+        snprintf(from, sizeof from, " (so that the simulation of that run takes as long as it took)");
+    } else if (misfit > 0) {
+        snprintf(from, sizeof from,
+                 " (at best: the simulation of that run takes %.2g times as long as it took)", misfit);
+    } else if (times->network != NULL && run->options.host_mbit == 0) {
+        snprintf(from, sizeof from, " (measured between all ranks)");
+    }
     printf("\ntime             a micro-batch takes a rank %s (%s)\n",
            human_milliseconds(1e3 * machine->micro_batch, text), times->reason);
     if (run->transport.hosts.hosts > 1) {
@@ -330,7 +348,7 @@ static inline bool plan_time(const Run *run, PlanTimes *times, Error *error) {
     double began = clock_seconds();
     forecast_make(run, &machine, times->again, forecast);
     double seconds = clock_seconds() - began;
-    plan_print_links(run, &machine, times);
+    plan_print_links(run, &machine, times, forecast);
     printf("  %-17s %8s %8s %6s %11s %9s %10s %10s\n", "rule", "commit", "tokens/s", "needs", "computing",
            "waiting", "host sends", "memory");
     for (int i = 0; i < RULE_COUNT; i++) { print_forecast_row(&forecast->rows[i], i == forecast->own); }
@@ -340,7 +358,7 @@ static inline bool plan_time(const Run *run, PlanTimes *times, Error *error) {
     json_t *object = forecast_as_json(run, forecast);
     json_object_set_new(object, "network", measured);
     if (times->again && forecast_is_possible(&forecast->rows[forecast->own])) {
-        json_object_set_new(object, "faster", print_faster(forecast));
+        json_object_set_new(object, "faster", print_faster(forecast, plan_misfit(times, forecast) == 1));
     }
     bool written = options->json[0] == '\0' ||
                    json_dump_file(object, options->json, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) == 0 ||

@@ -98,9 +98,18 @@ static inline void print_command(const Run *run, const ForecastRow *row) {
     if (options.epochs == 0) { options.tokens = (int64_t)row_tokens(row); }
     options.config[0] = '\0';     // what the file says is in the options
     defaults.rule = options.rule; // it is always named, here
+    // A plan need not know where what is frozen comes from; training has to.
+    bool starts = run->part.frozen_count == 0 || options_start(&options)[0] != '\0';
+    if (!starts) {
+        snprintf(options.model, sizeof options.model, "%s", defaults.model);
+        snprintf(options.finetune, sizeof options.finetune, "DIR");
+    }
     char *text = options_as_text(&options, &defaults);
     printf("                 mpirun --bind-to none -np %d ./train_gpt --optimizer %s%s\n",
            run->transport.size, options_rule(&options)->name, text);
+    if (!starts) {
+        printf("                 DIR: of a trained %s, as what is frozen needs\n", run->config.name);
+    }
     free(text);
 }
 

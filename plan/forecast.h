@@ -362,7 +362,8 @@ static inline void forecast_alternative(const Run *run, Options *options, const 
 // Every rule in the other ways that were measured; of a new model that has AdamW, with Muon, too.
 static inline void forecast_add_recipes(const Run *run, Forecast *forecast) {
     const Options *options = &run->options;
-    bool with_muon = options->inner == INNER_ADAMW && options->finetune[0] == '\0';
+    bool is_new = options_start(options)[0] == '\0' && run->part.frozen_count == 0,
+         with_muon = is_new && options->inner == INNER_ADAMW;
     for (int i = 0; i < RULE_COUNT * RECIPE_COUNT; i++) {
         const ForecastRow *asked = &forecast->rows[i / RECIPE_COUNT];
         const Recipe *recipe = &RECIPES[i % RECIPE_COUNT];

@@ -226,13 +226,15 @@ static inline void forecast_simulate(Run *trial, const Machine *machine, Forecas
     free(counts);
 }
 
-static inline void recipe_apply(const Recipe *recipe, Options *options) {
+// undo: what it sets gets its default.
+static inline void recipe_apply(const Recipe *recipe, bool undo, Options *options) {
     char name[32], value[32];
     int length = 0;
     Error never;
     const char *at = recipe->options;
     for (; sscanf(at, " --%31s %31s%n", name, value, &length) == 2; at += length) {
-        option_set(option_find(name), options, value, &never);
+        const OptionSpec *option = option_find(name);
+        option_set(option, options, undo ? option->default_text : value, &never);
     }
 }
 
@@ -243,7 +245,7 @@ static inline TokensNeeded options_needs(const Options *options) {
     for (int i = 0; i < RECIPE_COUNT; i++) {
         if (RECIPES[i].rule != options_rule(options)) { continue; }
         Options other = *options;
-        recipe_apply(&RECIPES[i], &other);
+        recipe_apply(&RECIPES[i], false, &other);
         if (options_are_same(&other, options)) { followed = &RECIPES[i]; }
     }
     assert(followed != NULL && "a rule without a row in RECIPES");
@@ -254,14 +256,15 @@ static inline TokensNeeded options_needs(const Options *options) {
     return needs;
 }
 
-// Whether that was measured with these formats on the wire: all in fp32, or those of a recipe.
-static inline bool options_wires_are_measured(const Options *options) {
+// Whether that was measured with these options: of all that recipes name, each is at its default,
+// or they are as in a recipe.
+static inline bool options_are_measured(const Options *options) {
+    Options plain = *options;
     bool measured = false;
+    for (int i = 0; i < RECIPE_COUNT; i++) { recipe_apply(&RECIPES[i], true, &plain); }
     for (int i = 0; i < RECIPE_COUNT; i++) {
-        Options other = *options;
-        option_set_default(option_find("wire"), &other);
-        option_set_default(option_find("estimate-wire"), &other);
-        recipe_apply(&RECIPES[i], &other);
+        Options other = plain;
+        recipe_apply(&RECIPES[i], false, &other);
         measured |= RECIPES[i].rule == options_rule(options) && options_are_same(&other, options);
     }
     return measured;
@@ -374,7 +377,7 @@ static inline void forecast_add_recipes(const Run *run, Forecast *forecast) {
             if (options_are_adaptive(&other)) {
                 other.accumulate = (int64_t)(asked->commit.micro_batches / run->transport.size + 0.5);
             }
-            recipe_apply(recipe, &other);
+            recipe_apply(recipe, false, &other);
             if (options_are_same(&other, &asked->options)) { continue; }
             ForecastRow *row = &forecast->rows[forecast->count++];
             forecast_alternative(run, &other, &forecast->machine, row);

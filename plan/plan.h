@@ -151,8 +151,8 @@ static inline void print_recommended(const char *word, const char *remark, const
 static inline void print_needs(const ForecastRow *row, bool switches) {
     TokensNeeded needs = row->needs;
     const char *rule = options_rule(&row->options)->name;
-    bool measured = options_wires_are_measured(&row->options);
-    printf("loss             %s", measured ? "" : "in fp32 ");
+    bool measured = options_are_measured(&row->options);
+    printf("loss             %s", measured ? "" : "at its defaults ");
     if (needs.least == 1 && needs.most == 1) {
         printf("the steps of %s equal plain data-parallel training's\n", rule);
     } else {
@@ -160,7 +160,7 @@ static inline void print_needs(const ForecastRow *row, bool switches) {
         if (needs.least < needs.most) { snprintf(least, sizeof least, "%.3g to ", needs.least); }
         printf("%s needs %s%.3g times the tokens of plain data-parallel training\n", rule, least, needs.most);
     }
-    if (!measured) { printf("                 what it needs with these formats on the wire is not known\n"); }
+    if (!measured) { printf("                 what it needs with these options was not measured\n"); }
     if (switches) {
         printf("                 Muon needs %.3g to %.3g of AdamW's tokens\n", MUON_NEEDS.least,
                MUON_NEEDS.most);
@@ -307,8 +307,8 @@ static inline void plan_take_like(const Run *run, PlanTimes *times, Machine *mac
 
 #define PLAN_FITS 0.05 // a simulation that differs so little from its run fits it
 
-// Of a plan for the run of --like: how many times as long as it took its simulation takes. 1: as long,
-// but for what no network explains; 0: it is not simulated.
+// Of a plan for the run of --like: how many times as long as the run its simulation takes. 1: as
+// long; 0: it is not simulated.
 static inline double plan_misfit(const PlanTimes *times, const Forecast *forecast) {
     double simulated = forecast->rows[forecast->own].tokens_per_second,
            misfit = simulated > 0 ? times->like->tokens_per_second / simulated : 0;

@@ -439,8 +439,8 @@ static inline int simulation_calls(const Simulation *simulation) {
     return settings->kind == RULE_LOCAL ? 2 * settings->local.fragments : 16;
 }
 
-// How many micro-batches it would simulate, of all ranks that have clocks of their own; about, where
-// they go on for as long as an exchange lasts.
+// How many micro-batches it would simulate, of all ranks that have clocks of their own. About,
+// where they go on for as long as an exchange lasts.
 static inline double simulation_length(const Simulation *simulation) {
     const Scheduler *s = simulation->scheduler;
     const SchedulerSettings *settings = &s->settings;

@@ -39,11 +39,12 @@ static inline void print_batch(const Run *run) {
     bool drains = run->rule->kind == RULE_OVERLAPPED && run->rule->finish != NULL;
     int64_t batches = options_total_accumulate(options, ranks);
     printf("batch      %lld micro-batch%s over %d rank%s x %d sequence%s x %d token%s = %s token%s per %s%s; "
-           "%s tokens are %lld %s%s%s%s\n",
+           "%s tokens are %s%lld %s%s%s%s\n",
            (long long)batches, batches == 1 ? "" : "es", ranks, plural(ranks), run->B, plural(run->B), run->T,
            plural(run->T), human_count(per_commit, text), plural(per_commit), commit,
            run->scheduler.settings.adaptive ? " or more (auto: as many as hide the communication)" : "",
-           human_count(options->tokens, total), (long long)commits, commit, plural(commits), epochs,
+           human_count(options->tokens, total), run->scheduler.settings.adaptive ? "at most " : "",
+           (long long)commits, commit, plural(commits), epochs,
            drains ? ", and one more for the gradients under way at the end" : "");
     if (run->bucket_reason[0] != '\0') {
         const Layout *layout = &run->scheduler.layout;

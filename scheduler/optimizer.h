@@ -43,7 +43,7 @@ static inline double learning_rate_at(const LearningRate *schedule, double progr
     }
     if (schedule->kind == SCHEDULE_CONSTANT) { return schedule->peak; }
     double begin = fmax(schedule->warmup, schedule->total - schedule->decay), span = schedule->total - begin;
-    double fraction = span > 0 ? (progress - begin) / span : 1.0;
+    double fraction = span > 0 ? (progress - begin) / span : progress < begin ? 0 : 1;
     fraction = fraction < 0 ? 0 : fraction > 1 ? 1 : fraction;
     double factor = schedule->kind == SCHEDULE_LINEAR ? 1.0 - fraction
                     : schedule->kind == SCHEDULE_WSD  ? 1.0 - sqrt(fraction)

@@ -446,16 +446,16 @@ static void the_rate_starts_at_the_peak_without_warmup(void **state) {
     }
 }
 
-// A run that ends before or with its warm-up has only the ramp, and nothing is divided by
-// 0.
+// A run that ends before or with its warm-up has only the ramp, to the peak at the warm-up's end,
+// and nothing is divided by 0.
 static void a_run_shorter_than_its_warmup_has_rates(void **state) {
     (void)state;
-    static const RateAt ramp[] = {{0, 0.4}, {8, 1.2}, {12, 1.6}};
+    static const RateAt ramp[] = {{0, 0.4}, {8, 1.2}, {12, 1.6}, {16, 2}};
     for (int kind = 0; kind <= SCHEDULE_CONSTANT; kind++) {
         for (int total = 0; total <= 20; total += 10) {
             LearningRate schedule = schedule_of((ScheduleKind)kind);
             schedule.total = total;
-            expect_rates(&schedule, ramp, 3);
+            expect_rates(&schedule, ramp, 4);
             double late = learning_rate_at(&schedule, 200);
             assert_close(late, schedule.kind == SCHEDULE_CONSTANT ? 2.0 : 0.2, 1e-12, "rate after the end");
         }

@@ -88,6 +88,18 @@ static void a_text_ends_at_each_of_the_models_ends(void **state) {
         text_check(outcome.output, "Q fox A y\n", in_config ? "config.json" : "generation_config.json");
         shell(stage, "rm -f raw/generation_config.json; cp before.json raw/config.json");
     }
+    // Of a --tokenizer that is a directory what lies in it says so, and not what lies above it.
+    shell(stage,
+          "mkdir -p above && cp -r raw above/in && "
+          "printf '{\"eos_token_id\": [0, %d]}' > above/in/generation_config.json",
+          ES);
+    for (int above = 0; above < 2; above++) {
+        outcome = run_well(stage, "sample --from raw --tokenizer above/in --threads 1 --temperature 0 "
+                                  "--sample-tokens 9 --prompt 'Q fox A'");
+        text_check(outcome.output, above ? "Q fox A yes" : "Q fox A y\n", above ? "above" : "in");
+        shell(stage,
+              "if [ -f above/in/generation_config.json ]; then mv above/in/generation_config.json above; fi");
+    }
 }
 
 // The end of these answers is a token that the model never writes: typed texts know no end.

@@ -330,6 +330,7 @@ static inline bool sample_lines(Sample *sample, FILE *input, bool interactive, E
         fflush(stdout);
         ssize_t length = getline(&line, &room, input);
         if (length < 0) {
+            good = interactive || !ferror(input) || error_set_file(error, "read", sample->options->prompts);
             if (interactive) { printf("\n"); }
             break;
         }

@@ -1821,6 +1821,9 @@ static void a_text_goes_on_line_by_line(void **state) {
     Outcome outcome = program_run(stage, 0, "sample --from SAVED --threads 1 --prompts zero.txt");
     outcome_check(&outcome, 2, "a byte of value 0");
     text_check(outcome.errors, "--prompts: line 2 has a byte of value 0", "a byte of value 0");
+    outcome = program_run(stage, 0, "sample --from SAVED --threads 1 --prompts .");
+    outcome_check(&outcome, 2, "a directory");
+    text_check(outcome.errors, "cannot read .: Is a directory", "a directory");
 }
 
 // The rate in the last report of a run.

@@ -14,7 +14,7 @@
 //     learn    the text is a chat, and only these parts of it are predicted: the first byte of
 //              each and the byte after its last one, in UTF-8, in order. A token that holds a
 //              byte of a part is predicted. What looks like a special token is one
-//     val      the document is for validation
+//     val      the document is for validation; where it has several lines, the first one says so
 //     more     the document continues in the next line
 //     bytes    the characters of `text`, U+0000 to U+00FF, are the bytes of a text that is not UTF-8
 //

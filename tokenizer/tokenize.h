@@ -218,6 +218,7 @@ typedef struct TokenShards {
     TokenWriter writers[SHARDS_SIDES]; // `file` is NULL until there is something to write
     int number;                        // of the shards
     bool continued;                    // the next part belongs to the document before it
+    int side;                          // of the document, as its first part says
     bool is_odd, spells;               // of the document that continues, so far
 } TokenShards;
 
@@ -261,8 +262,9 @@ static inline bool token_shards_finish(TokenShards *shards, Error *error) {
 // Takes the tokens ids (part->tokens) of one part, in the order of the parts.
 static inline bool token_shards_take(TokenShards *shards, const DocumentPart *part, const int32_t *ids,
                                      Error *error) {
-    TokenWriter *writer = &shards->writers[part->held_out];
     bool begins = !shards->continued, pads = shards->pad > 0;
+    if (begins) { shards->side = part->held_out ? SHARDS_VALIDATION : SHARDS_TRAIN; }
+    TokenWriter *writer = &shards->writers[shards->side];
     size_t pad = (size_t)shards->pad, kept = pads ? size_min(part->tokens, pad) : part->tokens, predicted = 0;
     shards->continued = !part->ends;
     shards->bytes += (int64_t)part->count;
@@ -286,13 +288,13 @@ static inline bool token_shards_take(TokenShards *shards, const DocumentPart *pa
     }
     if (writer->file == NULL) {
         char path[PATH_MAX / 2];
-        snprintf(path, sizeof path, "%.2000s_%s_%05d.bin", shards->name, part->held_out ? "val" : "train",
-                 shards->number);
+        snprintf(path, sizeof path, "%.2000s_%s_%05d.bin", shards->name,
+                 shards->side == SHARDS_TRAIN ? "train" : "val", shards->number);
         const char *name = shards->most_tokens > 0 ? path : shards->name;
         if (!token_writer_begin(writer, name, shards->tokenizer, shards->pad, error)) { return false; }
     }
     if (part->holds_end) { writer->header.separator = 0; }
-    shards->sequences[part->held_out] += pads;
+    shards->sequences[shards->side] += pads;
     int32_t first = pads ? ~token_id(ids[0]) : 0, padding = ~shards->tokenizer->end;
     bool good = (!pads || token_writer_add(writer, &first, 1, error)) &&
                 token_writer_add(writer, ids + pads, kept - pads, error);

@@ -209,29 +209,35 @@ static void padded_documents_are_sequences(void **state) {
     tokenizer_close(&tokenizer);
 }
 
-// The lines of a document in parts are one document, with one end.
+// The lines of a document in parts are one document, with one end, on the side of its first line.
 static void parts_are_one_document(void **state) {
     const Stage *stage = stage_of(state);
     char prefix[STAGE_PATH_SIZE];
     Error error;
     Tokenizer tokenizer = open_tokenizer();
-    Sample samples[2] = {{"", "one long story", false}, {"", "another", false}};
+    Sample samples[3] = {{"", "one long story", false}, {"", "another", false}, {"", "one held out", true}};
     Expected *expected = expect_document(&tokenizer, &samples[0]),
-             *more = expect_document(&tokenizer, &samples[1]);
+             *more = expect_document(&tokenizer, &samples[1]),
+             *held = expect_document(&tokenizer, &samples[2]);
     for (size_t i = 0; i < more->count; i++) { expect_token(expected, more->ids[i], true); }
-    stage_write(stage, "parts.jsonl",
-                "{\"text\": \"one\", \"more\": true}\n{\"text\": \" long\", \"more\": true}\n"
-                "{\"text\": \" story\"}\n{\"text\": \"another\", \"else\": [1]}"); // no line end
+    stage_write(
+        stage, "parts.jsonl",
+        "{\"text\": \"one\", \"more\": true}\n{\"text\": \" long\", \"more\": true}\n"
+        "{\"text\": \" story\"}\n{\"text\": \"another\", \"else\": [1]}\n"
+        "{\"text\": \"one\", \"more\": true, \"val\": true}\n{\"text\": \" held out\"}"); // no line end
     TokenShards made = {.name = stage_path(stage, "parts", prefix), .most_tokens = 1};
     if (!run_lines(stage, "parts.jsonl", 1, &made, &error)) { fail_msg("%s", error.text); }
-    assert_int_equal(made.number, 3); // a shard ends only with a document; the last one is empty
-    assert_int_equal(made.documents, 2);
+    assert_int_equal(made.number, 4); // a shard ends only with a document; the last one is empty
+    assert_int_equal(made.documents, 3);
     assert_int_equal(made.tokens[0], expected->count);
+    assert_int_equal(made.tokens[1], held->count);
     expected->count -= more->count;
     expect_same_file(stage, "parts_train_00000.bin", expected, 0);
     expect_same_file(stage, "parts_train_00001.bin", more, 0);
+    expect_same_file(stage, "parts_val_00002.bin", held, 0);
     free(expected);
     free(more);
+    free(held);
     tokenizer_close(&tokenizer);
 }
 

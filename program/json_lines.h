@@ -3,7 +3,8 @@
 //     train_gpt tokenize --tokenizer DIR --out PREFIX < documents.jsonl
 //
 // Writes PREFIX_train_00000.bin, PREFIX_val_00000.bin and so on of lines as documents.h
-// describes them. python -m tokenizer.prepare feeds it with other formats.
+// describes them, but not where there are such files. python -m tokenizer.prepare feeds it with
+// other formats.
 #pragma once
 
 #include "program/agreement.h"
@@ -21,7 +22,9 @@ static inline int command_tokenize(const Options *options) {
     } else if (options->seq_len == 1 || options->seq_len > TOKEN_FILE_MAX_PADDED) {
         error_set(&error, "tokenize --seq-len %lld: documents can be padded to 2 to %d tokens",
                   (long long)options->seq_len, TOKEN_FILE_MAX_PADDED);
-    } else if (tokenizer_open(&tokenizer, options->tokenizer, &error) && tokenizer.end < 0) {
+    } else if (tokenizer_open(&tokenizer, options->tokenizer, &error) && tokenizer.end >= 0) {
+        token_shards_are_new(&made, &error);
+    } else if (!error_is_set(&error)) {
         error_set(&error, "%.400s " TOKENIZER_NO_END, options->tokenizer);
     }
     if (error_is_set(&error)) { exit_user_mistake(&error); }

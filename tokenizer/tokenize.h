@@ -242,6 +242,27 @@ static inline void token_shards_tell(const TokenShards *made, const char *headin
     }
 }
 
+static inline void token_shard_path(const TokenShards *shards, int side, int number,
+                                    char path[PATH_MAX / 2]) {
+    snprintf(path, PATH_MAX / 2, "%.2000s_%s_%05d.bin", shards->name, side == SHARDS_TRAIN ? "train" : "val",
+             number);
+}
+
+// Shards of other documents must not be mixed with these: a pattern such as PREFIX_train_*.bin
+// would read both.
+static inline bool token_shards_are_new(const TokenShards *shards, Error *error) {
+    char path[PATH_MAX / 2];
+    for (int side = 0; side < SHARDS_SIDES; side++) {
+        token_shard_path(shards, side, 0, path);
+        if (access(path, F_OK) != 0) { continue; }
+        return error_set(error,
+                         "%.600s is there already: remove %.600s_train_*.bin and %.600s_val_*.bin, or choose "
+                         "another --out",
+                         path, shards->name, shards->name);
+    }
+    return true;
+}
+
 // Completes the shards that have been begun, and moves on to the next number.
 static inline bool token_shards_finish(TokenShards *shards, Error *error) {
     bool good = true;
@@ -288,8 +309,7 @@ static inline bool token_shards_take(TokenShards *shards, const DocumentPart *pa
     }
     if (writer->file == NULL) {
         char path[PATH_MAX / 2];
-        snprintf(path, sizeof path, "%.2000s_%s_%05d.bin", shards->name,
-                 shards->side == SHARDS_TRAIN ? "train" : "val", shards->number);
+        token_shard_path(shards, shards->side, shards->number, path);
         const char *name = shards->most_tokens > 0 ? path : shards->name;
         if (!token_writer_begin(writer, name, shards->tokenizer, shards->pad, error)) { return false; }
     }

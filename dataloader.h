@@ -342,7 +342,8 @@ static inline bool data_loader_map(DataLoader *loader, const DataRequest *reques
         const DataFile *first = &loader->files[0];
         if (!data_file_map(file, error)) { return false; }
         if (i == source->first_file + source->file_count) { source++; }
-        for (int j = 0; j < source->first_file; j++) {
+        // Texts of the same content have one token file, and are two sources all the same.
+        for (int j = 0; j < source->first_file && request->tokens == NULL; j++) {
             if (!data_file_is_same(&loader->files[j], file)) { continue; }
             return error_set(error, "%.400s is in two sources: name it once, with the sum of their weights",
                              file->path);

@@ -219,20 +219,22 @@ static inline bool evaluate_read_files(EvaluateSet *set, Error *error) {
 
 // ---- LAMBADA and HellaSwag ------------------------------------------------------------
 
-// Adds a text whose first `context` bytes are given, the others to be predicted. Without
-// a context it follows <|endoftext|>, or a line end where tokens are bytes.
+// Adds a text whose first `context` bytes are given, the others to be predicted. Without a context
+// it follows the token in front of a text; where there is none, <|endoftext|>, or a line end where
+// tokens are bytes.
 static inline bool evaluate_add_pair(EvaluateSet *set, const char *text, size_t context, int characters,
                                      Error *error) {
     TokenList *list = &set->text;
     const Tokenizer *tokenizer = set->request.tokenizer;
     size_t T = set->request.T, begin = list->count, given_tokens = 1;
-    if (context == 0) {
+    bool has_begin = tokenizer != NULL && tokenizer->begin >= 0; // then evaluate_encode puts it there
+    if (context == 0 && !has_begin) {
         int32_t start = tokenizer == NULL ? '\n' : tokenizer->end;
         if (start < 0) {
             return error_set(error, "nothing precedes the text to predict, and no token ends a text");
         }
         token_list_add(list, start);
-    } else { // encoded by itself only to count its tokens
+    } else if (context > 0) { // encoded by itself only to count its tokens
         char *given = strndup(text, context);
         evaluate_replace(&given, EVALUATE_SPACE "+\\z", "");
         bool good = (given[0] != '\0' || error_set(error, "only spaces precede the text to predict")) &&

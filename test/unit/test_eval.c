@@ -390,6 +390,17 @@ static void pairs_have_the_tokens_of_the_whole(void **state) {
         token_list_free(&whole);
         token_list_free(&context);
     }
+    EvaluateSequence plain[4];
+    memcpy(plain, set.sequences, sizeof plain);
+    evaluate_set_close(&set);
+    // A token in front of a text is given, not predicted; it stands for a context that is missing.
+    tokenizer.begin = tokenizer_find_added(&tokenizer, "<|end|>");
+    if (!evaluate_set_open(&set, &request, &error)) { fail_msg("%s", error.text); }
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(set.text.ids[set.sequences[i].begin], tokenizer.begin);
+        assert_int_equal(set.sequences[i].length, plain[i].length + (i == 2 ? 0 : 1));
+        assert_int_equal(set.sequences[i].scored, plain[i].scored);
+    }
     evaluate_set_close(&set);
     tokenizer_close(&tokenizer);
     fixture_close(&fixture);

@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -146,10 +147,14 @@ def tokenize(arguments: argparse.Namespace, tokenizer: str, prefix: Path, stream
     return out.decode()
 
 
+def beside(out: Path, rest: str) -> list[Path]:
+    """What lies there whose name is that of the prefix, letter by letter, and then a text of the pattern `rest`."""
+    return sorted(path for path in out.parent.iterdir() if re.fullmatch(re.escape(out.name) + rest, path.name))
+
+
 def made_before(arguments: argparse.Namespace, record: Path, request: dict) -> str | None:
     """The report of the run that has made these token files; None: they are to be made."""
-    name, parent = arguments.out.name, arguments.out.parent
-    there = sorted(path.name for side in ("train", "val") for path in parent.glob(f"{name}_{side}_[0-9]*.bin"))
+    parent, there = arguments.out.parent, beside(arguments.out, r"_(train|val)_[0-9].*\.bin")
     try:
         before = json.loads(record.read_bytes())
         files, report, made_of = before["files"], before["report"], before["request"]
@@ -158,7 +163,7 @@ def made_before(arguments: argparse.Namespace, record: Path, request: dict) -> s
     if not there:
         return None
     if made_of is None:
-        raise InputError(f"{parent / there[0]} is there already, and no {record} says what it was made of: "
+        raise InputError(f"{there[0]} is there already, and no {record} says what it was made of: "
                          "remove it, or choose another --out")
     for key, value in request.items():
         if made_of.get(key) != value:
@@ -227,7 +232,7 @@ def run(arguments: argparse.Namespace) -> str:
     parent.mkdir(parents=True, exist_ok=True)
     if report := made_before(arguments, record, request):
         return report + f"{arguments.out}_*.bin were made before\n"
-    for old in parent.glob(f"{name}.*.unfinished"):  # of runs that were interrupted
+    for old in beside(arguments.out, r"\.\w{8}\.unfinished"):  # of runs that were interrupted
         shutil.rmtree(old, ignore_errors=True)
     counts, undivided, began = Counter(), [], time.monotonic()
     with (tempfile.TemporaryDirectory(prefix=f"{name}.", suffix=".unfinished", dir=parent) as directory,

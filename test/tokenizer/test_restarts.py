@@ -88,3 +88,20 @@ class Restarts(DirectoryTest):
             self.assertEqual(code, 2)
             self.assertIn("is there already", errors)
             self.assertEqual(self.files("whole"), self.whole)
+
+    def test_a_prefix_is_no_pattern(self):
+        for prefix in ("a[1]", "b*", "c?"):
+            self.prepare(prefix, *OPTIONS, self.text)
+            self.assertIn("were made before", self.prepare(prefix, *OPTIONS, self.text))
+            self.assertEqual(self.run_prepare("--out", self.directory / prefix, "--pad", 64, *OPTIONS, self.text)[0], 2)
+
+    def test_only_what_the_same_prefix_has_left_is_removed(self):
+        others = [self.directory / f"whole{middle}.abcd1234.unfinished" for middle in ("", ".v2", "r")]
+        for path in others:
+            path.mkdir()
+        self.prepare("whole.v2", *OPTIONS, self.text)
+        self.assertEqual([path.exists() for path in others], [True, False, True])
+        others[1].mkdir()
+        (self.directory / "whole_train_00000.bin").unlink()
+        self.finish("whole")
+        self.assertEqual([path.exists() for path in others], [False, True, True])

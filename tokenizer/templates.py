@@ -31,9 +31,9 @@ def alpaca(record: dict, _field: str) -> tuple[str, str]:
 
     The prompt ends with a line end and is encoded by itself, so the same prompt has the same tokens when sampling.
     """
-    template = ALPACA_WITH_INPUT if record.get("input") else ALPACA_WITHOUT_INPUT
-    prompt = template.format(instruction=record["instruction"], input=record.get("input", ""))
-    return prompt, text_of(record, "output")
+    said = {field: text_of(record, field) for field in ("instruction", "input") if field != "input" or record.get(field)}
+    template = ALPACA_WITH_INPUT if "input" in said else ALPACA_WITHOUT_INPUT
+    return template.format(**said), text_of(record, "output")
 
 
 TEMPLATES: dict[str, Callable[[dict, str], tuple[str, str]]] = {"plain": plain, "alpaca": alpaca}

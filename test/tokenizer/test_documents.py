@@ -236,7 +236,9 @@ class Records(DirectoryTest):
 
     def test_what_is_no_record_is_refused(self):
         for line, part in (('{"instruction": "x"}', "no field 'output'"), ("[1]", "must be an object"), ("{", "a.jsonl"),
-                           ('{"instruction": 1, "output": 2}', "a.jsonl"), ("3", "must be an object"), ('"x"', "must be an object")):
+                           ('{"instruction": "x", "output": 2}', "field 'output' holds int, not text"),
+                           ('{"instruction": null, "output": "y"}', "field 'instruction' holds NoneType, not text"),
+                           ('{"instruction": "x", "input": [1], "output": "y"}', "field 'input' holds list, not text"), ("3", "must be an object"), ('"x"', "must be an object")):
             self.write("a.jsonl", line)
             self.assertIn(part, self.refused("--template", "alpaca", self.path))
         self.write("a.jsonl", '{"text": 5}')

@@ -162,7 +162,8 @@ def count_ignored(counts: Counter, found: dict, used: Iterable[str], where: str)
 
 def messages_of(record: dict, counts: Counter) -> tuple[list[dict], list[bool]]:
     """The messages of a record, in the spelling of OpenAI, or of ShareGPT; and which of the assistant's are to be learned."""
-    turns, messages, learned = record["messages" if record.get("conversations") is None else "conversations"], [], []
+    key = "messages" if record.get("conversations") is None else "conversations"
+    turns, messages, learned = record[key], [], []
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise TypeError("its messages are not a list of objects with a role and a content")
     for number, turn in enumerate(turns, 1):
@@ -183,7 +184,7 @@ def messages_of(record: dict, counts: Counter) -> tuple[list[dict], list[bool]]:
     system, begins = record.get("system"), messages[0]["role"] if messages else "none"
     if isinstance(system, str) and system and begins != "system":
         messages.insert(0, {"role": "system", "content": system})
-    count_ignored(counts, record, ("messages", "conversations", *(["system"] if begins != "system" else [])), "records")
+    count_ignored(counts, record, (key, *(["system"] if begins != "system" else [])), "records")
     return messages, learned
 
 

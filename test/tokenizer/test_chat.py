@@ -192,6 +192,11 @@ class Refused(ChatTest):
         out = self.prepare("c", "--template", "alpaca", self.directory / "b.parquet")
         self.assertIn("ignored members: system in 1 records, history in 1 records\n", out)
 
+    def test_of_two_lists_of_messages_one_is_named_as_ignored(self):
+        said = [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]
+        path = self.write("two.jsonl", json.dumps({"messages": [{"role": "user", "content": "z"}], "conversations": said}))
+        self.assertIn("ignored members: messages in 1 records\n", self.prepare_chats("two", TEMPLATES["chatml"], path))
+
     def test_what_the_template_says_is_told(self):
         record = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}
         for template, words in (

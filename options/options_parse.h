@@ -628,5 +628,10 @@ static inline bool options_parse(int argc, char **argv, Options *options, Error 
     if (options->config[0] != '\0' && !options_take(options->config, FROM_FILE, options, sources, error)) {
         return false;
     }
-    return options_resume(options, sources, error) && options_settle_rivals(options, sources, error);
+    if (!options_resume(options, sources, error)) { return false; }
+    // A constant rate would not fall; and one that falls may have a --min-lr.
+    if (options->decay_now > 0 && options->schedule == SCHEDULE_CONSTANT) {
+        options->schedule = SCHEDULE_WSD;
+    }
+    return options_settle_rivals(options, sources, error);
 }

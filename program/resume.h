@@ -178,7 +178,6 @@ static inline bool decay_from_checkpoint(Options *options, Error *error) {
                          (long long)options->decay_now, OPTION_NO_LIMIT);
     }
     options->decay_tokens = options->decay_now;
-    if (options->schedule == SCHEDULE_CONSTANT) { options->schedule = SCHEDULE_WSD; }
     return true;
 }
 

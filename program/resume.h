@@ -197,11 +197,13 @@ static inline bool check_decay(const Run *run, Error *error) {
                          "take a later checkpoint, or give a --warmup of at most %.0f",
                          (long long)commit, resume, (long long)options->warmup, floor(done / rate->step));
     }
-    return done < rate->total ||
+    bool has_fallen = done >= rate->total, never_falls = done + rate->decay <= rate->total - rate->decay;
+    return (!has_fallen && !never_falls) ||
            error_set(error,
-                     "--decay-now: by --lr-by commits the rate has fallen already at commit %lld of %.300s, "
-                     "whose batches were smaller: give --lr-by grads",
-                     (long long)commit, resume);
+                     "--decay-now: by --lr-by commits the rate %s commit %lld of %.300s, whose batches were "
+                     "%s: give --lr-by grads",
+                     has_fallen ? "has fallen already at" : "does not fall before the run ends, counted from",
+                     (long long)commit, resume, has_fallen ? "smaller" : "larger");
 }
 
 // Before anything is made: the checkpoint of --resume can be read, and fits this run.

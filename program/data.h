@@ -112,17 +112,20 @@ static inline bool open_data(Run *run, Error *error) {
                      options->data, options->val_data);
 }
 
-// On rank 0: checks that the tokenizer can be read, suits the data, and can encode the prompt.
-// Otherwise a run would fail at this when it has finished.
+// On rank 0: checks that the tokenizer can be read, suits the data, and can encode the prompt, and
+// that the model can read that. Otherwise a run would fail at this when it has finished.
 static inline bool check_tokenizer(Run *run, Error *error) {
     const DataLoader *loaders[2] = {&run->data, validation_loader(run)};
     TextCodec codec;
     TokenList prompt = {NULL, 0, 0};
     char path[TOKENIZER_PATH_SIZE];
-    if (!run_is_main(run) || tokenizer_path(&run->options, path)[0] == '\0') { return true; }
-    if (!text_codec_open(&codec, path, false, run->config.vocabulary, error)) { return false; }
+    if (!run_is_main(run)) { return true; }
+    if (!text_codec_open(&codec, tokenizer_path(&run->options, path), data_loader_is_text(&run->data),
+                         run->config.vocabulary, error)) {
+        return false;
+    }
     bool good = true;
-    for (int i = 0; good && i < 2; i++) {
+    for (int i = 0; good && i < 2 && codec.kind == TEXT_CODEC_TOKENIZER; i++) {
         const DataLoader *loader = loaders[i];
         if (!token_sums_agree(data_loader_tokenizer(loader), codec.tokenizer.sum)) {
             good = error_set(error, "%.400s is not the tokenizer that made %.400s", path, loader->name);
@@ -131,6 +134,10 @@ static inline bool check_tokenizer(Run *run, Error *error) {
         }
     }
     good = good && text_codec_encode(&codec, run->options.prompt, true, &prompt, error);
+    if (good && prompt.count > (size_t)run->config.positions) {
+        good = error_set(error, "--prompt has %zu tokens, and the model %d positions: shorten it",
+                         prompt.count, run->config.positions);
+    }
     token_list_free(&prompt);
     text_codec_close(&codec);
     return good;

@@ -126,14 +126,14 @@ def cut_before_space(data: bytes) -> int:
 
 def text_parts(path: Path, separator: re.Pattern) -> Iterator[tuple[bytearray, bool, bool]]:
     """What stands between separators, in parts of at most DOCUMENT_BYTES: bytes, more, and whether a separator follows."""
-    data = bytearray()
+    data, begins = bytearray(), True
     with unpacked(path) as file:
         skip_mark(file)
         while line := file.readline(DOCUMENT_BYTES):
             data += line
             is_whole = line.endswith(b"\n") or len(line) < DOCUMENT_BYTES
-            while True:  # the mark may begin before a line that is longer than what is read at once
-                end = separator.search(data, max(0, len(data) - len(line) - 12)) if is_whole else None
+            while True:  # of a line that is longer than what is read at once the mark may stand before what was read last
+                end = separator.search(data, max(0, len(data) - len(line)) if begins else 0) if is_whole else None
                 if len(data) < DOCUMENT_BYTES + (end is not None):
                     break
                 cut = cut_before_space(data[:DOCUMENT_BYTES])
@@ -142,6 +142,7 @@ def text_parts(path: Path, separator: re.Pattern) -> Iterator[tuple[bytearray, b
             if end:
                 yield data[: end.start()], False, True
                 data = bytearray()
+            begins = is_whole
     if data:
         yield data, False, False
 

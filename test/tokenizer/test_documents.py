@@ -111,6 +111,15 @@ class Texts(DirectoryTest):
             self.assertEqual(sum(text.count(long) for text in found), 1)
             self.assertEqual(sum(text.count(END) for text in found), 7)
 
+    def test_a_long_line_ends_a_document_wherever_it_is_read_in_two(self):
+        for before in range(1970, 2003):
+            line = ("word and " * 250)[:before] + END
+            path = self.write(f"{before}.txt", line + "\nthe next\n")
+            with mock.patch.object(sources, "DOCUMENT_BYTES", 2000):
+                parts = list(sources.text_parts(path, sources.SEPARATORS["endoftext"]))
+            self.assertEqual([separated for _, more, separated in parts if not more], [True, False], before)
+            self.assertEqual(b"".join(data for data, _, _ in parts), line[:before].encode() + b"the next\n", before)
+
     def test_one_document_is_said(self):
         out = self.prepare("one", self.write("a.txt", "one story, never divided\n"))
         self.assertIn("a.txt: one document, because no line <|endoftext|> divides it", out)

@@ -153,8 +153,8 @@ static inline void text_codec_print(TextCodec *codec, int32_t id, bool last, FIL
     if (codec->kind == TEXT_CODEC_TOKENIZER) {
         if (last) { token_decoder_release(&codec->decoder, true, file); }
         tokenizer_decode(&codec->tokenizer, &codec->decoder, &id, !last, false, file);
-    } else if (codec->kind == TEXT_CODEC_BYTES && !last) {
-        putc(id == '\n' || id >= ' ' ? id : '?', file);
+    } else if (codec->kind == TEXT_CODEC_BYTES && !last) { // other controls would do things to a terminal
+        putc(id == '\n' || id == '\t' || id >= ' ' ? id : '?', file);
     } else if (!last) {
         fprintf(file, "%d ", id);
     }

@@ -24,6 +24,8 @@ class LlmcError(Exception):
 
 MAGIC, KINDS = 20240326, {3: ("F32", "<f4"), 5: ("BF16", "<u2")}  # by version
 PADDING = 128
+FIXED = {"layer_norm_epsilon": (1e-05,), "scale_attn_weights": (True,), "scale_attn_by_inverse_layer_idx": (False,),
+         "activation_function": ("gelu_new", "gelu_pytorch_tanh")}  # of every model in llm.c; the first where a config.json is silent
 LAYER = (  # in llm.c's order; the shape in multiples of the channels
     ("ln_1.weight", (1,)), ("ln_1.bias", (1,)), ("attn.c_attn.weight", (3, 1)), ("attn.c_attn.bias", (3,)),
     ("attn.c_proj.weight", (1, 1)), ("attn.c_proj.bias", (1,)), ("ln_2.weight", (1,)), ("ln_2.bias", (1,)),
@@ -121,6 +123,9 @@ def from_directory(directory: Path, out: Path, bf16: bool) -> str:
     padded = -(-vocabulary // PADDING) * PADDING
     if config.get("n_inner") not in (None, 4 * channels):
         raise LlmcError(f"{directory}: n_inner must be 4 n_embd for llm.c")
+    for key, values in FIXED.items():
+        if config.get(key, values[0]) not in values:
+            raise LlmcError(f"{directory}: {key} is {config[key]}, and {values[0]} in every model of llm.c")
     header = np.zeros(256, "<i4")
     header[:8] = MAGIC, 5 if bf16 else 3, positions, vocabulary, layers, config["n_head"], channels, padded
     temporary = out.with_name(out.name + ".partial")

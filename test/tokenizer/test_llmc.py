@@ -80,5 +80,11 @@ class LlmcTest(DirectoryTest):
         self.assertRegex(self.convert("old.bin", "x")[1], "version 3 or 5")
         self.write("empty.bin", "")
         self.assertRegex(self.convert("empty.bin", "x")[1], "no model file of llm.c")
-        (self.directory / "model/config.json").write_text("{}")
+        path = self.directory / "model/config.json"
+        config = json.loads(path.read_text())
+        for key, value in (("layer_norm_epsilon", 1e-3), ("scale_attn_weights", False), ("activation_function", "gelu"),
+                           ("scale_attn_by_inverse_layer_idx", True)):
+            path.write_text(json.dumps(config | {key: value}))
+            self.assertRegex(self.convert("model", "z.bin")[1], f"{key} is {value}, and .* in every model of llm.c")
+        path.write_text("{}")
         self.assertEqual(self.convert("model", "y.bin")[0], 2)

@@ -56,7 +56,9 @@ static inline void print_batch(const Run *run) {
     human_count(options->decay_tokens, text);
     if (options->schedule != SCHEDULE_CONSTANT) {
         snprintf(low, sizeof low, " to %g", options->minimum_learning_rate);
-        if (options->decay_tokens > 0) { snprintf(decay, sizeof decay, " in the last %s tokens", text); }
+        bool late =
+            options->decay_tokens > 0 && options->decay_tokens < options->tokens; // not from the start
+        if (late) { snprintf(decay, sizeof decay, " in the last %s tokens", text); }
     }
     printf("rate       peak %g%s, %s%s%s, warm-up %lld %s%s%s, moved by %s\n", options->learning_rate,
            run->rate_reason, options_choice_name(options, &options->schedule), low, decay,

@@ -94,12 +94,13 @@ static void a_killed_rank_changes_no_bit(void **state) {
 
 // ---- Stand-ins ------------------------------------------------------------------------
 
-// The launcher runs one process, whatever it was told, and says how many it was to be.
+// The launcher runs one process, whatever it was told, and says how many it was to be. The file of
+// hosts is as some editors leave it: its lines end as on Windows, and the last one does not end.
 static void write_launcher(void) {
     write_script("launch", "#!/bin/sh\n"
                            "shift 2; echo \"asked for $2 ranks\"; shift 2\n"
                            "exec \"$@\"\n");
-    stage_write(&stage, "two", "one slots=1\nother slots=3\n");
+    stage_write(&stage, "two", "one slots=1\r\nother slots=3");
 }
 
 // Dies after the report of commit 5. Where a file "moves" exists, a rank says that it came
@@ -162,7 +163,7 @@ static void a_host_that_comes_back_takes_part(void **state) {
                           "for i in $(seq 300); do sleep 0.1; done\n");
     set_commands("./launch", "./train", "./answer");
     Outcome outcome = keep_going("two -- --out d", 0);
-    text_check(outcome.output, "1 ranks on 1 of 2 hosts: one", "a host is away");
+    text_check(outcome.output, "1 rank on 1 of 2 hosts: one", "a host is away");
     text_check(outcome.output, "a host is back", "a host is back");
     text_check(outcome.output, "asked for 1 ranks", "a host is away");
     text_check(outcome.output, "asked for 4 ranks", "a host is back");

@@ -199,7 +199,7 @@ static inline bool facts_append(Log *facts, json_t *event, Error *error) {
 static inline bool reports_open(Reports *reports, const char *directory, Error *error) {
     return log_open(&reports->log, directory, "log.jsonl", error) &&
            log_open(&reports->curves, directory, "progress.tsv", error) &&
-           log_open(&reports->facts, directory, "run.tsv", error) &&
+           log_open(&reports->facts, directory, "run.tsv", error) && log_end_line(&reports->log, error) &&
            (lseek(reports->curves.descriptor, 0, SEEK_END) == 0
                 ? curves_append(&reports->curves, NULL, error)
                 : log_append(&reports->curves, "\n", 1, error) &&

@@ -59,6 +59,17 @@ static inline bool log_append(Log *log, const char *text, size_t length, Error *
     return written || waits;
 }
 
+// Ends the last line, if a crash of the machine has cut it off: the next one must not be lost, too.
+static inline bool log_end_line(Log *log, Error *error) {
+    char last = '\n';
+    struct stat status;
+    int file = open(log->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // opening a pipe must not wait
+    bool cut = file >= 0 && fstat(file, &status) == 0 && S_ISREG(status.st_mode) &&
+               pread(file, &last, 1, status.st_size - 1) == 1 && last != '\n';
+    if (file >= 0) { close(file); }
+    return !cut || log_append(log, "\n", 1, error);
+}
+
 // Lines that wait are lost.
 static inline void log_close(Log *log) {
     if (log->descriptor >= 0) { close(log->descriptor); }

@@ -175,10 +175,13 @@ static inline bool adapters_write_config(const char *directory, const TrainedPar
         json_array_append_new(modules, json_stringn(name, (size_t)(strrchr(name, '.') - name)));
         transposed = info->is_transposed;
     }
-    json_t *root = json_pack("{s:s, s:s, s:s, s:i, s:f, s:f, s:s, s:b, s:b, s:b, s:o}", "peft_type", "LORA",
-                             "task_type", "CAUSAL_LM", "base_model_name_or_path",
-                             realpath(base, whole) != NULL ? whole : base, "r", part->rank, "lora_alpha",
-                             part->alpha, "lora_dropout", 0.0, "bias", "none", "fan_in_fan_out", transposed,
-                             "inference_mode", 1, "init_lora_weights", 1, "target_modules", modules);
+    // A directory above may have a name that is not UTF-8, which JSON cannot hold; `base` is.
+    json_t *model = realpath(base, whole) != NULL ? json_string(whole) : NULL;
+    if (model == NULL) { model = json_string(base); }
+    json_t *root =
+        json_pack("{s:s, s:s, s:o, s:i, s:f, s:f, s:s, s:b, s:b, s:b, s:o}", "peft_type", "LORA", "task_type",
+                  "CAUSAL_LM", "base_model_name_or_path", model, "r", part->rank, "lora_alpha", part->alpha,
+                  "lora_dropout", 0.0, "bias", "none", "fan_in_fan_out", transposed, "inference_mode", 1,
+                  "init_lora_weights", 1, "target_modules", modules);
     return json_write(root, directory, ADAPTERS_CONFIG, JSON_INDENT(2) | JSON_REAL_PRECISION(9), error);
 }

@@ -144,21 +144,6 @@ static inline int saved_vectors(const Scheduler *s, SavedVector vectors[CHECKPOI
     return count;
 }
 
-// About how many bytes a checkpoint takes on disk, once the scheduler's memory has been planned.
-static inline size_t checkpoint_bytes(const Scheduler *s) {
-    SavedVector vectors[CHECKPOINT_MAX_VECTORS];
-    size_t whole = s->problem.parameter_count * sizeof(float), ranks = (size_t)s->transport->size;
-    int count = saved_vectors(s, vectors);
-    size_t bytes = whole; // the model
-    for (int i = 0; i < count; i++) {
-        bytes += saved_bytes(&vectors[i], s->problem.parameter_count) *
-                 (vectors[i].scope == SAVED_WORKER ? ranks : 1);
-    }
-    if (s->settings.kind == RULE_LOCAL && !s->settings.local.sparse) { bytes += whole; }
-    if (s->settings.kind == RULE_OVERLAPPED) { bytes += whole * ranks; }
-    return bytes;
-}
-
 // ---- The manifest ---------------------------------------------------------------------
 
 // How a number of the run's state is stored, and which values of it are sound.
@@ -382,6 +367,24 @@ static inline size_t area_place(const ParameterTable *table, bool without_muon, 
         if (table->entries[i].is_projection) { place -= table->entries[i].count; }
     }
     return place;
+}
+
+// About how many bytes a checkpoint takes on disk, once the scheduler's memory has been planned.
+static inline size_t checkpoint_bytes(const Scheduler *s, const TrainedPart *part) {
+    SavedVector vectors[CHECKPOINT_MAX_VECTORS];
+    size_t elements = part->table.parameter_count, whole = elements * sizeof(float),
+           ranks = (size_t)s->transport->size;
+    int count = saved_vectors(s, vectors);
+    // The model with all that is frozen, or adapters alone.
+    size_t bytes = part->rank > 0 ? whole : part->model.parameter_count * sizeof(float);
+    for (int i = 0; i < count; i++) {
+        bool without_muon = vectors[i].of_adamw && s->optimizer.muon.count > 0;
+        bytes += saved_bytes(&vectors[i], area_place(&part->table, without_muon, elements)) *
+                 (vectors[i].scope == SAVED_WORKER ? ranks : 1);
+    }
+    if (s->settings.kind == RULE_LOCAL && !s->settings.local.sparse) { bytes += whole; }
+    if (s->settings.kind == RULE_OVERLAPPED) { bytes += whole * ranks; }
+    return bytes;
 }
 
 // ---- Pieces: the parts of a vector that this rank writes or reads ---------------------

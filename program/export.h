@@ -220,11 +220,9 @@ static inline void export_tell(const Export *task, const char *modelfile) {
 // Whether a file can be written here: what is known before minutes of work.
 static inline bool export_check_target(const char *path, Error *error) {
     struct stat status;
-    if (stat(path, &status) == 0 ? S_ISDIR(status.st_mode) : errno != ENOENT) {
-        errno = errno == ENAMETOOLONG ? errno : EISDIR;
-        return error_set_file(error, "write", path);
-    }
-    return true;
+    int reason = stat(path, &status) != 0 ? errno : S_ISDIR(status.st_mode) ? EISDIR : 0;
+    errno = reason;
+    return reason == 0 || reason == ENOENT || error_set_file(error, "write", path);
 }
 
 // Whether the options fit each other and what is there. modelfile: its path, or empty.

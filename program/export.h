@@ -207,13 +207,15 @@ static inline bool export_gguf(Export *task, Error *error) {
 
 // The programs that take it, and how.
 static inline void export_tell(const Export *task, const char *modelfile) {
-    const char *to = task->options->to;
-    printf("written    %s\n", to);
+    char word[4 * sizeof(OptionText)], second[4 * sizeof(OptionText) + 64];
+    text_for_shell(task->options->to, word, sizeof word);
+    printf("written    %s\n", task->options->to);
     if (task->merges) {
-        printf("written    %s\nllama.cpp  llama-cli -m %s\n", modelfile, to);
-        printf("Ollama     ollama create NAME -f %s && ollama run NAME\n", modelfile);
+        printf("written    %s\nllama.cpp  llama-cli -m %s\n", modelfile, word);
+        printf("Ollama     ollama create NAME -f %s && ollama run NAME\n",
+               text_for_shell(modelfile, second, sizeof second));
     } else {
-        printf("llama.cpp  llama-cli -m MODEL.gguf --lora %s; MODEL.gguf: its model, exported, too\n", to);
+        printf("llama.cpp  llama-cli -m MODEL.gguf --lora %s; MODEL.gguf: its model, exported, too\n", word);
     }
 }
 

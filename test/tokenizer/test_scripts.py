@@ -95,7 +95,7 @@ class Finetune(Stage):
         model.rename(self.directory / "m")
         (self.directory / "m/checksums.json").unlink()
         self.write("chats.jsonl", "".join(json.dumps({"messages": [
-            {"role": "system", "content": "Be kind."}, {"role": "user", "content": f"What is {number}?"},
+            {"role": "system", "content": r"It's \nice."}, {"role": "user", "content": f"What is {number}?"},
             {"role": "assistant", "content": "the mill"}, {"role": "user", "content": "And then?"},
             {"role": "assistant", "content": "a fox"}]}) + "\n" for number in range(60)))
 
@@ -113,7 +113,7 @@ class Finetune(Stage):
         before_it, after_it = self.losses(done)
         self.assertLess(after_it, before_it - 0.3)  # adapters alone cannot do much with a model that knows nothing
         self.assertIn("> What is 0?", done.stdout)
-        self.assertIn("./train_gpt sample --from out/model --system 'Be kind.' --interactive on", done.stdout)
+        self.assertIn(r"./train_gpt sample --from out/model --system 'It'\''s \nice.' --interactive on", done.stdout)
         self.assertEqual({path.name: path.read_bytes() for path in (self.directory / "m").iterdir()}, before)
         self.assertEqual((self.directory / "out/model/chat.json").read_bytes(), (self.directory / "out/tokenizer/chat.json").read_bytes())
         again = self.finetune("m", "chats.jsonl", "out", EPOCHS="10", QUESTION="Who?")

@@ -421,9 +421,12 @@ static inline void print_end(Run *run, uint64_t fingerprint, const RankPace *pac
                   "parameters_fingerprint", print, "rank_micro_batch_ms", times));
     if (!stopped && !lost_data) { return; }
     printf("stopped    because %s", lost_data ? "data have changed" : "it was asked to");
-    if (!run->saving.times.never) {
+    bool goes_on = saved || checkpoint_newest(run->directory, INT64_MAX) >= 0;
+    if (!run->saving.times.never && goes_on) {
         printf("; %scontinue with --out %s --resume auto%s", lost_data ? "put them back and " : "", word,
                saved ? "" : ", from an earlier checkpoint");
+    } else if (!run->saving.times.never) {
+        printf("; there is no checkpoint to continue from");
     }
     printf("\n");
 }

@@ -205,6 +205,10 @@ static inline bool hf_model_check_directory(const char *directory, Error *error)
     struct stat status;
     if (directory[0] == '\0') { return error_set(error, "give --from DIR, " HF_MODEL_GIVE); }
     if (stat(directory, &status) == 0) {
+        // The config.json of a run is another one.
+        if (hf_model_has(directory, "run.tsv") && !hf_model_has(directory, "model.safetensors")) {
+            return error_set(error, "%.300s is a run without a checkpoint: give " HF_MODEL_GIVE, directory);
+        }
         return hf_model_has(directory, "config.json") || hf_model_has(directory, ADAPTERS_CONFIG) ||
                error_set(
                    error,

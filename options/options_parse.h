@@ -506,9 +506,9 @@ static inline void options_find_kept(const Options *options, OptionText path) {
     path[0] = '\0';
     for (int i = 0; i < 3 && path[0] == '\0'; i++) {
         bool is_meant = i == 1 || (!is_auto && !plans && (i == 0 || directory_has(named, "commit-")));
-        // The config.json of a model is no configuration.
-        snprintf(file, sizeof file, "%s/model.safetensors", named);
-        is_meant = is_meant && access(file, F_OK) != 0;
+        // The config.json of a model, or of adapters, is no configuration.
+        is_meant = is_meant && !directory_has(named, "model.safetensors") &&
+                   !directory_has(named, "adapter_config.json");
         snprintf(file, sizeof file, "%s/%s", named, files[i]);
         if (is_meant && strlen(file) < sizeof(OptionText) && access(file, R_OK) == 0) { strcpy(path, file); }
     }

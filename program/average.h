@@ -6,7 +6,23 @@
 // any of them (stochastic weight averaging, arXiv 1803.05407). One process, on the host.
 #pragma once
 
+#include <regex.h>
+
 #include "program/agreement.h"
+
+// Whether `path` is FOLDER/commit-N/model, and which.
+static inline bool average_find(const char *path, char folder[PATH_MAX], int64_t *commit) {
+    regmatch_t match[3];
+    regex_t pattern;
+    if (regcomp(&pattern, "^(.*/)?commit-([0-9]+)/+model/*$", REG_EXTENDED) != 0) { return false; }
+    bool found = regexec(&pattern, path, 3, match, 0) == 0;
+    regfree(&pattern);
+    if (!found) { return false; }
+    int length = (int)match[1].rm_eo - 1; // without its slash; -2: it is the present directory
+    snprintf(folder, PATH_MAX, "%.*s", length < 0 ? 1 : length, length < 0 ? "." : path);
+    *commit = strtoll(path + match[2].rm_so, NULL, 10);
+    return true;
+}
 
 // options->from: the model in a run's newest checkpoint (find_models), or in the one that
 // was asked for: it and those before it are averaged.
@@ -14,14 +30,11 @@ static inline int command_average(const Options *options) {
     Error error = {""};
     HfModel first = {.files = NULL}, model; // the first names the parameters
     char folder[PATH_MAX], path[PATH_MAX + 64];
-    const char *name = strstr(options->from, "/commit-"); // RUN/checkpoints/commit-N/model
-    for (const char *next = name; next != NULL; next = strstr(next + 1, "/commit-")) { name = next; }
-    if (name == NULL || strcmp(options->out, "auto") == 0) {
+    int64_t count = 0, commit;
+    if (!average_find(options->from, folder, &commit) || strcmp(options->out, "auto") == 0) {
         error_set(&error, "average needs --from RUN, a run with checkpoints, and --out DIR for the model");
         exit_user_mistake(&error);
     }
-    snprintf(folder, sizeof folder, "%.*s", (int)(name - options->from), options->from);
-    int64_t count = 0, commit = strtoll(name + strlen("/commit-"), NULL, 10);
     // A name that cannot be made is not noticed after minutes of reading.
     bool good = (mkdir(options->out, 0777) == 0 && rmdir(options->out) == 0) ||
                 error_set_file(&error, "create the directory", options->out);

@@ -330,6 +330,7 @@ static inline bool hf_model_find_tokenizer(const char *from, const char *name, c
 static inline bool hf_model_copy_tokenizer(const char *from, const char *to, Error *error) {
     static const char *const names[] = {"tokenizer.json",
                                         "tokenizer_config.json",
+                                        "tokenizer.model",
                                         "vocab.json",
                                         "merges.txt",
                                         "added_tokens.json",
@@ -348,7 +349,7 @@ static inline bool hf_model_copy_tokenizer(const char *from, const char *to, Err
 
 // The id of the token that has a role such as "eos_token" in the tokenizer at `from`, or else in
 // the config.json beside it; -1: it is unknown, or `from` is NULL. Ids are in tokenizer.json, or
-// else in vocab.json.
+// else in vocab.json; where there is neither (but a tokenizer.model), in that config.json.
 static inline int hf_model_special_id(const char *from, const char *role, int vocabulary) {
     static const char *const names[4] = {"tokenizer_config.json", "config.json", "tokenizer.json",
                                          "vocab.json"};
@@ -362,8 +363,8 @@ static inline int hf_model_special_id(const char *from, const char *role, int vo
     const json_t *token = json_object_get(files[0], role);
     const char *content =
         json_string_value(json_is_object(token) ? json_object_get(token, "content") : token);
-    const json_t *item =
-        content != NULL ? json_object_get(files[3], content) : json_object_get(files[1], key);
+    bool named = content != NULL && (files[2] != NULL || files[3] != NULL);
+    const json_t *item = named ? json_object_get(files[3], content) : json_object_get(files[1], key);
     const json_t *added = content != NULL ? json_object_get(files[2], "added_tokens") : NULL;
     for (size_t i = json_array_size(added); i-- > 0;) { // the first one counts
         const json_t *entry = json_array_get(added, i);

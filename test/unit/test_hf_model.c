@@ -338,6 +338,14 @@ static void the_tokenizer_goes_with_the_model(void **state) {
     assert_non_null(strstr(text, "\"bos_token_id\": 52"));
     assert_int_equal(hf_model_special_id(scratch("tokenizer"), "eos_token", 50), -1); // beyond the vocabulary
     assert_int_equal(hf_model_special_id(scratch("tokenizer"), "pad_token", 53), -1);
+    mkdir(scratch("pieces"), 0777); // as SentencePiece leaves it: its file of tokens is not read
+    write_text(scratch("pieces/tokenizer.model"), "x");
+    write_text(scratch("pieces/tokenizer_config.json"), "{\"eos_token\":\"<end>\"}");
+    write_text(scratch("pieces/config.json"), "{\"eos_token_id\":2}");
+    save_or_fail(scratch("with_pieces"), &loaded, scratch("pieces"));
+    assert_int_equal(entries_in(scratch("with_pieces")), 5);
+    read_text(scratch("with_pieces/config.json"), text);
+    assert_non_null(strstr(text, "\"eos_token_id\": 2"));
     write_text(scratch("tokenizer/tokenizer_config.json"), "{\"eos_token\":[7],");
     assert_int_equal(hf_model_special_id(scratch("tokenizer"), "eos_token", 53), -1);
     loaded_free(&loaded);

@@ -169,6 +169,23 @@ static void a_host_that_comes_back_takes_part(void **state) {
     text_check(outcome.output, "asked for 4 ranks", "a host is back");
 }
 
+// Whoever died may hold the lock of the directory for a while; somebody else's run does so for good.
+static void a_lock_that_is_left_is_waited_for(void **state) {
+    (void)state;
+    write_launcher();
+    write_script("train", "#!/bin/sh\n"
+                          "mkdir -p j; echo x >> j/starts\n"
+                          "case $(wc -l < j/starts) in 1 | 3) ;; 2) exit 3 ;; *) exit 0 ;; esac\n"
+                          "echo 'train_gpt: --out j is in use by another run: process 1 on one. Wait' >&2\n"
+                          "exit 2\n");
+    set_commands("./launch", "./train", "true");
+    Outcome outcome = keep_going("two -- --out j", 2);
+    assert_int_equal(count_of(outcome.output, "asking again in 5 s"), 0);
+    outcome = keep_going("two -- --out j", 0);
+    assert_int_equal(count_of(outcome.output, "the job died at the start with code 3"), 1);
+    assert_int_equal(count_of(outcome.output, "asking again in 5 s"), 1);
+}
+
 // Runs a job that ends with `code` when it is told to stop, and tells keep-going to stop.
 static Outcome stopped(int code) {
     char script[256];
@@ -254,6 +271,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(three_deaths_at_one_commit_are_the_end),
         cmocka_unit_test(a_host_that_comes_back_takes_part),
         cmocka_unit_test(deaths_at_the_start_are_not_those_before),
+        cmocka_unit_test(a_lock_that_is_left_is_waited_for),
         cmocka_unit_test(a_stop_is_passed_on),
         cmocka_unit_test(a_stop_before_the_job_begins_is_heard),
         cmocka_unit_test(what_saves_nothing_is_not_begun_again),

@@ -224,6 +224,9 @@ static inline void print_start(Run *run, const Hello *hellos) {
     data_loader_describe(&run->data, data, sizeof data);
     printf("acco.c %s\n", ACCO_VERSION);
     print_model(&run->config, &run->part);
+    if (run->part.frozen_count > 0 && hf_model_has(options_start(options), "../checkpoint.json")) {
+        printf("           what is frozen stays in that checkpoint: keep it, its own run may remove it\n");
+    }
     printf("data       %s\n", data);
     print_sources(run);
     print_rule(options, &run->scheduler.settings, run->rule_reason);

@@ -169,7 +169,7 @@ static void a_host_that_comes_back_takes_part(void **state) {
     text_check(outcome.output, "asked for 4 ranks", "a host is back");
 }
 
-// Whoever died may hold the lock of the directory for a while; somebody else's run does so for good.
+// Whoever died may hold the lock of the directory for a while; another run does so until it ends.
 static void a_lock_that_is_left_is_waited_for(void **state) {
     (void)state;
     write_launcher();

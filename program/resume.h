@@ -224,6 +224,10 @@ static inline void check_resume(Run *run) {
         options->decay_now = 0;
     }
     agree_or_exit(run, good, EXIT_USER_MISTAKE, &error);
+    const json_t *manifest = run->source.manifest;
+    if (manifest != NULL) { // to whoever ends the run before it is loaded
+        signal_watch_note_saved(&run->signal_watch, integer_from_json(manifest, "commit"));
+    }
 }
 
 // Adds to remarks which options change bits and are others than in the run that is resumed, and

@@ -269,8 +269,8 @@ static inline void print_start(Run *run, const Hello *hellos) {
         char space[SIZE_TEXT], checkpoint[SIZE_TEXT];
         printf("disk       %s free; a checkpoint takes about %s, and --keep %lld stay%s\n",
                size_text(disk.f_bavail * disk.f_frsize, space),
-               size_text(checkpoint_bytes(&run->scheduler, &run->part), checkpoint),
-               (long long)options->keep, options->keep == 1 ? "s" : "");
+               size_text(checkpoint_bytes(&run->scheduler, &run->part), checkpoint), (long long)options->keep,
+               options->keep == 1 ? "s" : "");
     }
     printf("run        %s\n\n", run->directory);
     fflush(stdout);

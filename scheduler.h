@@ -75,8 +75,10 @@ static inline void launch_following(Scheduler *s, JobKind kind) {
 }
 
 // The gradients are added to s->gradients. Compute stream; the host waits, since it must
-// not run ahead of a late job either.
+// not run ahead of a late job either. However long a job takes, an adaptive rank adds no more
+// than its part of what is left of the training.
 static inline void accumulate(Scheduler *s, int count) {
+    double left = (s->settings.target - s->gradients_done) / s->transport->size - count;
     bool followed = s->job_in_flight && s->job.follows;
     buffer_change(&s->parameters, BUFFER_FREE, BUFFER_READING);
     buffer_change(&s->gradients, BUFFER_FREE, BUFFER_WRITING);
@@ -87,7 +89,7 @@ static inline void accumulate(Scheduler *s, int count) {
         event_record(&s->computed, s->compute);
         scheduler_wait_event(s, &s->computed); // H1
         count = 1;
-    } while (s->settings.adaptive && !event_query(&s->communicated));
+    } while (s->settings.adaptive && left-- > 0 && !event_query(&s->communicated));
     buffer_change(&s->parameters, BUFFER_READING, BUFFER_FREE);
     buffer_change(&s->gradients, BUFFER_WRITING, followed ? BUFFER_WRITING : BUFFER_READY);
     if (followed && !s->settings.overlap) { scheduler_enqueue_job(s); }

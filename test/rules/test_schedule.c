@@ -485,6 +485,30 @@ static void adaptive_workers_differ_in_count_and_agree_in_everything_else(void *
     }
 }
 
+// An exchange of about a second hides thousands of these micro-batches, the run wants 40: no round
+// may have more than are left.
+static void a_slow_exchange_does_not_prolong_an_adaptive_run(void **state) {
+    (void)state;
+    static const char *const rules[] = {"acco", "dpu", "acco-wp"};
+    for (int i = 0; i < 3; i++) {
+        RunSpec spec = noisy_spec(rules[i], 2003);
+        spec.settings.adaptive = true;
+        spec.settings.target = 40;
+        for (int rank = 0; rank < 2; rank++) { spec.micro_batches[rank] = is_acco(rules[i]) ? 2 : 1; }
+        spec.link_bytes_per_second = 20e3;
+        RunResult results[2];
+        if (!run_world(&spec, 2, results)) { skip(); }
+        for (int rank = 0; rank < 2; rank++) {
+            if (!have_rank(rank)) { continue; }
+            if (!(results[rank].gradients_done >= 40 && results[rank].micro_batches <= 2 * 40)) {
+                fail_msg("%s: %g gradients, %llu micro-batches of rank %d", rules[i],
+                         results[rank].gradients_done, (unsigned long long)results[rank].micro_batches, rank);
+            }
+        }
+        free_results(results, 2);
+    }
+}
+
 // ---- Values that are not finite -------------------------------------------------------
 
 // In which commit a bad micro-batch is found. A round, or an inner step, has two
@@ -691,6 +715,7 @@ int main(void) {
         cmocka_unit_test(diloco_hides_nothing),
         cmocka_unit_test(reports_count_every_span_once),
         cmocka_unit_test(adaptive_workers_differ_in_count_and_agree_in_everything_else),
+        cmocka_unit_test(a_slow_exchange_does_not_prolong_an_adaptive_run),
         cmocka_unit_test(a_value_that_is_not_finite_stops_every_rank_and_is_named),
         cmocka_unit_test(a_sum_that_overflows_stops_every_rank),
         cmocka_unit_test(a_bucket_has_the_bytes_that_were_asked_for),

@@ -2,6 +2,8 @@
 // when that is done, what is printed and logged of it, and how clocks, reports and data go on.
 #pragma once
 
+#include <float.h>
+
 #include "checkpoint/save.h"
 #include "program/data.h"
 
@@ -255,6 +257,18 @@ static inline void compare_options(const Run *run, char remarks[CHECKPOINT_REMAR
     }
 }
 
+// Losses on other windows are no measure for those to come: the next one is the lowest. Until then the
+// checkpoint of the lowest so far stays.
+static inline void forget_other_validations(Run *run) {
+    static const char *const choices[] = {"val-data", "val-batches", "seq-len"};
+    const json_t *then = json_object_get(run->source.manifest, "options"), *now = run->checkpointed.options;
+    for (int i = 0; i < 3; i++) {
+        if (json_equal(json_object_get(then, choices[i]), json_object_get(now, choices[i]))) { continue; }
+        run->checkpointed.worse = 0;
+        run->checkpointed.best_loss = DBL_MAX;
+    }
+}
+
 // Prints and logs from where the run goes on. again: in the same directory.
 static inline void report_resumed(Run *run, const char *resume, bool again) {
     long long commit = (long long)run->scheduler.optimizer.steps;
@@ -312,6 +326,7 @@ static inline void resume_run(Run *run) {
         }
         newest = checkpoint_paths(run->directory, commit);
         resume = newest.final;
+        forget_other_validations(run);
     } else if (!checkpoint_load(&run->source, &run->checkpointed, resume, &error)) {
         agree_or_exit(run, false, EXIT_USER_MISTAKE, &error);
     } else { // a branch starts its own best-loss record; the old run's best checkpoint is elsewhere

@@ -1412,6 +1412,13 @@ static void the_best_is_kept_and_the_end_is_seen(void **state) {
         outcome_check(&outcome, 0, again);
         text_check(outcome.output, "a larger --stop-after continues it", rules[i]);
         check_saved(stage, fleet->trainings[i].out, expected);
+        // What is validated on other windows is no worse than what was: the run goes on.
+        snprintf(again + used, sizeof again - (size_t)used, options, rules[i]);
+        strcat(again, " --val-batches 7 --report-every 1");
+        outcome = program_run(stage, 2, again);
+        outcome_check(&outcome, 0, again);
+        assert_null(strstr(outcome.output, "a larger --stop-after continues it"));
+        text_check(outcome.output, " validation loss ", rules[i]);
     }
     static const char decays[] = "--config base.json --optimizer ddp --lr 0.1 --schedule constant --warmup 0 "
                                  "--val-every 4 --stop-after 3 --decay-now 256 --out branch --resume %s";

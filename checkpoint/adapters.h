@@ -47,7 +47,9 @@ static inline void adapters_merge(float *matrix, const float *a, const float *b,
 // Refuses what changes the formula above.
 static inline bool adapters_read_config(const char *directory, Adapters *adapters, char base[PATH_MAX],
                                         Error *error) {
-    static const char *const others[4] = {"use_dora", "use_rslora", "alora_invocation_tokens", "lora_bias"};
+    static const char *const others[] = {
+        "use_dora",          "use_rslora", "use_qalora", "alora_invocation_tokens", "trainable_token_indices",
+        "layer_replication", "lora_bias"};
     // The words of init_lora_weights with which peft leaves W as it is.
     static const char *const begins[4] = {"gaussian", "eva", "orthogonal", "mica"};
     char path[PATH_MAX];
@@ -76,7 +78,7 @@ static inline bool adapters_read_config(const char *directory, Adapters *adapter
     for (size_t i = 0; i < sizeof conditions / sizeof conditions[0] && good; i++) {
         good = conditions[i].holds || error_set(error, "%.300s: %s", path, conditions[i].text);
     }
-    for (int i = 0; i < 4 && good; i++) {
+    for (size_t i = 0; i < sizeof others / sizeof others[0] && good; i++) {
         const json_t *value = json_object_get(root, others[i]);
         good = value == NULL || json_is_null(value) || json_is_false(value) ||
                error_set(error, "%.300s: \"%s\" is not supported", path, others[i]);

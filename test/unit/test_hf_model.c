@@ -826,6 +826,8 @@ static void adapters_that_cannot_be_read_are_refused(void **state) {
         {"rank_pattern", "{\"c_fc\": 1}", ": rank_pattern is not supported"},
         {"alpha_pattern", "{\"c_fc\": 1}", ": alpha_pattern is not supported"},
         {"use_dora", "true", "\"use_dora\" is not supported"},
+        {"layer_replication", "[[0, 2], [1, 2]]", "\"layer_replication\" is not supported"},
+        {"trainable_token_indices", "[3]", "\"trainable_token_indices\" is not supported"},
         {"init_lora_weights", "\"pissa\"", "adapters that began as \"pissa\" change the model, too"},
         {"base_model_name_or_path", "null", ": base_model_name_or_path must be the directory of the model"},
         {"base_model_name_or_path", "\"openai-community/gpt2\"",

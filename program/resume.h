@@ -257,8 +257,8 @@ static inline void compare_options(const Run *run, char remarks[CHECKPOINT_REMAR
     }
 }
 
-// Losses on other windows are no measure for those to come: the next one is the lowest. Until then the
-// checkpoint of the lowest so far stays.
+// Losses on other windows are no measure for those to come: the next one is the lowest. Until then
+// the checkpoint of the lowest so far stays.
 static inline void forget_other_validations(Run *run) {
     static const char *const choices[] = {"val-data", "val-batches", "seq-len"};
     const json_t *then = json_object_get(run->source.manifest, "options"), *now = run->checkpointed.options;

@@ -260,10 +260,12 @@ static inline void compare_options(const Run *run, char remarks[CHECKPOINT_REMAR
 // Losses on other windows are no measure for those to come: the next one is the lowest. Until then
 // the checkpoint of the lowest so far stays.
 static inline void forget_other_validations(Run *run) {
-    static const char *const choices[] = {"val-data", "val-batches", "seq-len"};
     const json_t *then = json_object_get(run->source.manifest, "options"), *now = run->checkpointed.options;
-    for (int i = 0; i < 3; i++) {
-        if (json_equal(json_object_get(then, choices[i]), json_object_get(now, choices[i]))) { continue; }
+    for (EACH_OPTION(option)) {
+        if (option->effect != HELD_OUT ||
+            json_equal(json_object_get(then, option->name), json_object_get(now, option->name))) {
+            continue;
+        }
         run->checkpointed.worse = 0;
         run->checkpointed.best_loss = DBL_MAX;
     }

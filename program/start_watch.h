@@ -11,6 +11,7 @@
 typedef struct StartWatch {
     pthread_t thread;
     bool begun, met; // met: atomic
+    int rank;        // by the launcher
     double timeout_seconds;
 } StartWatch;
 
@@ -29,11 +30,10 @@ static inline bool start_watch_wait(const StartWatch *watch, double seconds) {
 static inline void *start_watch_thread(void *context) {
     const StartWatch *watch = (const StartWatch *)context;
     char host[64] = "";
-    int rank = launch_launcher_rank();
     double first = fmin(START_IS_SLOW, watch->timeout_seconds / 2);
     gethostname(host, sizeof host - 1);
     if (start_watch_wait(watch, first)) { return NULL; }
-    if (rank == 0) {
+    if (watch->rank == 0) {
         fprintf(stderr,
                 "train_gpt: rank 0 on %s has waited for the other ranks for %.0f s, and waits until %.0f s "
                 "(--timeout-s)\n",
@@ -44,13 +44,15 @@ static inline void *start_watch_thread(void *context) {
             "train_gpt: rank %d on %s has not met the other ranks in %.0f s (--timeout-s). Most often a "
             "firewall drops what the hosts send each other, or MPI has taken a network interface that the "
             "other host cannot reach: --mca in docs/cluster.md\n",
-            rank, host, watch->timeout_seconds);
+            watch->rank, host, watch->timeout_seconds);
     _exit(EXIT_SYSTEM_FAILURE);
 }
 
-// Before MPI is called. Not begun: the system gives no thread, and there is no deadline.
+// Before MPI is called, which sets variables of the environment: the thread reads none. Not begun:
+// the system gives no thread, and there is no deadline.
 static inline void start_watch_begin(StartWatch *watch, double timeout_seconds) {
     watch->met = false;
+    watch->rank = launch_launcher_rank();
     watch->timeout_seconds = timeout_seconds;
     watch->begun = pthread_create(&watch->thread, NULL, start_watch_thread, watch) == 0;
 }

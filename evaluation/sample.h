@@ -215,11 +215,8 @@ static inline bool sample_open_codec(Sample *sample, bool bytes, int vocabulary,
     if (sample->chat.root != NULL) { token_list_add(&sample->ends, sample->chat.end); }
     token_list_add(&sample->ends, text_codec_end(&sample->codec));
     sample_find_ends(options_start(sample->options), &sample->ends);
-    struct stat status;
-    char *slash = strrchr(path, '/');
-    bool is_directory = stat(path, &status) == 0 && S_ISDIR(status.st_mode);
-    if (!is_directory && slash != NULL) { *slash = '\0'; }
-    if (is_directory || slash != NULL) { sample_find_ends(path, &sample->ends); }
+    path[tokenizer_directory_length(path)] = '\0';
+    if (path[0] != '\0') { sample_find_ends(path, &sample->ends); }
     return sample->options->system[0] == '\0' || sample->chat.system[0] != NULL ||
            error_set(error, "--system needs a chat.json beside the tokenizer, of a chat template that takes "
                             "a system text");

@@ -30,10 +30,7 @@ static inline bool chat_open(Chat *chat, const char *path, const Tokenizer *toke
     struct stat status;
     char file[PATH_MAX];
     json_error_t trouble;
-    const char *slash = strrchr(path, '/');
-    int length = stat(path, &status) == 0 && S_ISDIR(status.st_mode) ? (int)strlen(path)
-                 : slash != NULL                                     ? (int)(slash - path)
-                                                                     : 0;
+    int length = tokenizer_directory_length(path);
     memset(chat, 0, sizeof *chat);
     snprintf(file, sizeof file, "%.*s%schat.json", length, path, length > 0 ? "/" : "");
     if (stat(file, &status) != 0) { return true; }

@@ -647,6 +647,14 @@ static inline bool tokenizer_open_memory(Tokenizer *tokenizer, const char *name,
     return good;
 }
 
+// How many characters of a path as tokenizer_open takes it name the directory; 0: none do.
+static inline int tokenizer_directory_length(const char *path) {
+    struct stat status;
+    const char *slash = strrchr(path, '/');
+    if (stat(path, &status) == 0 && S_ISDIR(status.st_mode)) { return (int)strlen(path); }
+    return slash != NULL ? (int)(slash - path) : 0;
+}
+
 // path: a tokenizer.json, or a directory with one. On failure there is nothing to close.
 static inline bool tokenizer_open(Tokenizer *tokenizer, const char *path, Error *error) {
     struct stat status;

@@ -351,6 +351,19 @@ static void a_page_shows_the_numbers_of_plans(void **state) {
     json_decref(page);
 }
 
+// What a browser makes of the page of a plan with `after` behind it. Left out where there is none.
+static const char *page_in_a_browser(Stage *stage, const char *plan, const char *after) {
+    char arguments[512], path[STAGE_PATH_SIZE];
+    if (system("command -v chromium > /dev/null") != 0) { leave_out("a browser (Debian: chromium)"); }
+    snprintf(arguments, sizeof arguments, "%s --page page.html", plan);
+    Outcome outcome = program_run(stage, 0, arguments);
+    outcome_check(&outcome, 0, arguments);
+    stage_write(stage, "after.html", after);
+    shell(stage, "cat page.html after.html > both.html; timeout 120 chromium --headless --no-sandbox "
+                 "--disable-gpu --dump-dom file://$PWD/both.html > seen.html 2> browser.errors");
+    return stage_read_text(stage, stage_path(stage, "seen.html", path));
+}
+
 // In a real browser, where there is one: the page draws itself, shows what stands under
 // the pointer, stays where it was clicked, and goes back to its plan.
 static void a_page_follows_the_pointer(void **state) {
@@ -377,16 +390,10 @@ static void a_page_follows_the_pointer(void **state) {
         "1Gbit/s, 256, RULES, SPEED | 1Gbit/s, 256, RULES, SPEED | "
         "300Mbit/s, yours, 3, yours, RULES, SPEED | named END";
     Stage *stage = stage_of(state);
-    if (system("command -v chromium > /dev/null") != 0) { leave_out("a browser (Debian: chromium)"); }
-    Outcome outcome = program_run(stage, 0,
-                                  "plan --model 125M --ranks 4 --compute-ms 300 --host-mbit 300 "
-                                  "--accumulate 3 --page page.html");
-    outcome_check(&outcome, 0, "--page");
-    stage_write(stage, "after.html", after);
-    shell(stage, "cat page.html after.html > both.html; chromium --headless --no-sandbox --disable-gpu "
-                 "--dump-dom file://$PWD/both.html > seen.html 2> browser.errors");
     char path[STAGE_PATH_SIZE];
-    char *seen = strstr(stage_read_text(stage, stage_path(stage, "seen.html", path)), "SEEN 300");
+    const char *text = page_in_a_browser(
+        stage, "plan --model 125M --ranks 4 --compute-ms 300 --host-mbit 300 --accumulate 3", after);
+    char *seen = strstr(text, "SEEN 300");
     if (seen == NULL) {
         fail_msg("no page: %s", stage_read_text(stage, stage_path(stage, "browser.errors", path)));
     }
@@ -406,16 +413,10 @@ static void a_page_follows_the_pointer(void **state) {
 
 // The same, of a plan in which nothing fits into the memory: the map is empty.
 static void a_page_of_what_does_not_fit_is_drawn(void **state) {
-    Stage *stage = stage_of(state);
-    if (system("command -v chromium > /dev/null") != 0) { leave_out("a browser (Debian: chromium)"); }
-    Outcome outcome =
-        program_run(stage, 0, "plan --model 125M --gpu-memory 1G --compute-ms 10 --ranks 2 --page page.html");
-    outcome_check(&outcome, 0, "no rule fits into the memory");
-    stage_write(stage, "after.html", "<script>document.body.append('SEEN ' + counts + ' END');</script>");
-    shell(stage, "cat page.html after.html > both.html; timeout 60 chromium --headless --no-sandbox "
-                 "--disable-gpu --dump-dom file://$PWD/both.html > seen.html 2> browser.errors");
-    char path[STAGE_PATH_SIZE];
-    assert_non_null(strstr(stage_read_text(stage, stage_path(stage, "seen.html", path)), " END"));
+    const char *text =
+        page_in_a_browser(stage_of(state), "plan --model 125M --gpu-memory 1G --compute-ms 10 --ranks 2",
+                          "<script>document.body.append('SEEN ' + counts + ' END');</script>");
+    assert_non_null(strstr(text, " END"));
 }
 
 // The line below "recommended" is a command that trains.

@@ -461,20 +461,26 @@ static void reports_count_every_span_once(void **state) {
 
 // ---- Workers of different speed -------------------------------------------------------
 
+static const char *const ADAPTIVE_RULES[] = {"acco", "dpu", "acco-wp"};
+
+static RunSpec adaptive_spec(const char *rule) {
+    RunSpec spec = noisy_spec(rule, 2003);
+    spec.settings.adaptive = true;
+    for (int rank = 0; rank < 2; rank++) { spec.micro_batches[rank] = is_acco(rule) ? 2 : 1; }
+    return spec;
+}
+
 // With an adaptive schedule rank 0 computes many more micro-batches than the slow rank 1.
 static void adaptive_workers_differ_in_count_and_agree_in_everything_else(void **state) {
     (void)state;
-    static const char *const rules[] = {"acco", "dpu", "acco-wp"};
     for (int i = 0; i < 3; i++) {
-        RunSpec spec = noisy_spec(rules[i], 2003);
-        spec.settings.adaptive = true;
-        for (int rank = 0; rank < 2; rank++) { spec.micro_batches[rank] = is_acco(rules[i]) ? 2 : 1; }
+        RunSpec spec = adaptive_spec(ADAPTIVE_RULES[i]);
         spec.slow_seconds = 20e-3;
         spec.settings.gradient_clip = 0;
         RunResult results[2];
         if (!run_world(&spec, 2, results)) { skip(); }
         expect_replicas_agree(2, results, describe(&spec, 2)); // also in the number of gradients
-        uint64_t least = (uint64_t)(1 + (1 + rule_find(rules[i])->further_rounds) * spec.commits);
+        uint64_t least = (uint64_t)(1 + (1 + rule_find(ADAPTIVE_RULES[i])->further_rounds) * spec.commits);
         for (int rank = 0; rank < 2; rank++) {
             if (!have_rank(rank)) { continue; }
             assert_int_equal(results[rank].looks[spec.commits].report.commit, spec.commits);
@@ -489,19 +495,16 @@ static void adaptive_workers_differ_in_count_and_agree_in_everything_else(void *
 // may have more than are left.
 static void a_slow_exchange_does_not_prolong_an_adaptive_run(void **state) {
     (void)state;
-    static const char *const rules[] = {"acco", "dpu", "acco-wp"};
     for (int i = 0; i < 3; i++) {
-        RunSpec spec = noisy_spec(rules[i], 2003);
-        spec.settings.adaptive = true;
+        RunSpec spec = adaptive_spec(ADAPTIVE_RULES[i]);
         spec.settings.target = 40;
-        for (int rank = 0; rank < 2; rank++) { spec.micro_batches[rank] = is_acco(rules[i]) ? 2 : 1; }
         spec.link_bytes_per_second = 20e3;
         RunResult results[2];
         if (!run_world(&spec, 2, results)) { skip(); }
         for (int rank = 0; rank < 2; rank++) {
             if (!have_rank(rank)) { continue; }
             if (!(results[rank].gradients_done >= 40 && results[rank].micro_batches <= 2 * 40)) {
-                fail_msg("%s: %g gradients, %llu micro-batches of rank %d", rules[i],
+                fail_msg("%s: %g gradients, %llu micro-batches of rank %d", ADAPTIVE_RULES[i],
                          results[rank].gradients_done, (unsigned long long)results[rank].micro_batches, rank);
             }
         }

@@ -38,7 +38,7 @@ static inline void model_reserve_arrays(Model *model, Arena *arena) {
         {W, "between the products of adapters", row * adapted, &model->inner},
         {P, "weights", weights_are_given(model) ? 0 : model->parameter_count * element, &model->copy.data},
         {P, "weights in FP8", fp8 * 2 * L * model->layer_elements, &model->fp8_weights},
-        {P, "scales of FP8", fp8 * (1 + L * LAYER_TENSORS) * floats, &model->fp8_scales},
+        {P, "scales of FP8", fp8 * (1 + L * LAYER_TENSORS) * FP8_SCALE_STRIDE * floats, &model->fp8_scales},
         {W, "operand in FP8", fp8 * rows * wide, &model->fp8_operand},
         {A, "residuals", (L + 1) * row * C, &model->residuals},
         {A, "residuals within layers", layers * row * C, &model->residual_mid},

@@ -50,7 +50,7 @@ typedef struct Model {
     // With settings.fp8
     uint8_t *fp8_weights; // of all layers, each matrix followed by itself turned
     uint8_t *fp8_operand; // (B, T, widest): what a matrix multiplies
-    float *fp8_scales;    // (1 + L LAYER_TENSORS): of fp8_operand, then of the matrices
+    float *fp8_scales;    // (1 + L LAYER_TENSORS, FP8_SCALE_STRIDE): of fp8_operand, then of the matrices
     uint64_t fp8_version; // of the parameters whose casts these are, as WeightCopy's
     bool fp8_changed;     // this pass casts the weights
 

@@ -114,7 +114,8 @@ static inline void weights_multiply_fp8(Model *model, Stream *stream, const Prod
     int rows = (int)model_rows(model), inputs = matrix->inputs, outputs = matrix->outputs;
     size_t before = (size_t)(product->tensor / LAYER_TENSORS) * model->layer_elements + matrix->before;
     Fp8 operand = {model->fp8_operand, model->fp8_scales, backward ? PRECISION_E5M2 : PRECISION_E4M3};
-    Fp8 codes = {model->fp8_weights + 2 * before, model->fp8_scales + 1 + product->tensor, PRECISION_E4M3};
+    float *scale = model->fp8_scales + (1 + product->tensor) * FP8_SCALE_STRIDE;
+    Fp8 codes = {model->fp8_weights + 2 * before, scale, PRECISION_E4M3};
     if (model->fp8_changed) {
         fp8_cast(stream, &codes, true, model->partials, weights_of(model, product->tensor), outputs, inputs,
                  inputs);

@@ -51,16 +51,6 @@ static inline void wait_for_rank_zero(Transport *transport, const char *operatio
     transport_barrier_patiently(transport, operation, transport->rank == 0 ? 0 : 1e6);
 }
 
-// Continues a hash. Every part but the last must be a multiple of 4 bytes.
-static inline uint64_t hash_more(uint64_t hash, const void *bytes, size_t count) {
-    for (size_t i = 0; i < count; i += 4) {
-        uint32_t word = 0;
-        memcpy(&word, (const char *)bytes + i, size_min(count - i, sizeof word));
-        hash = random_hash(hash, word);
-    }
-    return hash;
-}
-
 // All ranks introduce themselves. Ranks with different options would train nonsense, and are
 // refused. Returns the hellos of all ranks (size), for the life of the process.
 static inline const Hello *exchange_hellos(Run *run) {
@@ -138,7 +128,40 @@ static inline size_t weights_bytes(const Scheduler *s) {
     return s->problem.parameter_count * (s->settings.keeps_casts ? 2 : sizeof(float));
 }
 
-enum { HASH_PIECE = 1 << 26 }; // bytes that are copied from a GPU at a time
+enum {
+    HASH_PIECE = 1 << 26, // bytes that are copied from a GPU at a time
+    HASH_BLOCK = 1 << 18, // that a thread hashes at a time
+    HASH_BLOCKS = HASH_PIECE / HASH_BLOCK
+};
+
+typedef struct Hashing {
+    const char *bytes;
+    size_t count;
+    uint64_t blocks[HASH_BLOCKS];
+} Hashing;
+
+static inline void hash_task(void *context, int block, int thread) {
+    (void)thread;
+    Hashing *work = (Hashing *)context;
+    size_t begin = (size_t)block * HASH_BLOCK, end = size_min(work->count, begin + HASH_BLOCK);
+    uint64_t hash = 0;
+    for (size_t i = begin; i < end; i += 8) {
+        uint64_t word = 0;
+        memcpy(&word, work->bytes + i, size_min(end - i, sizeof word));
+        hash = random_hash(hash, word);
+    }
+    work->blocks[block] = hash;
+}
+
+// Continues a hash by at most HASH_PIECE bytes; every part but the last has as many. Threads share
+// the blocks, whose hashes are added in order.
+static inline uint64_t hash_more(ThreadPool *pool, uint64_t hash, const void *bytes, size_t count) {
+    Hashing work = {.bytes = (const char *)bytes, .count = count};
+    int blocks = (int)((count + HASH_BLOCK - 1) / HASH_BLOCK);
+    thread_pool_run(pool, blocks, hash_task, &work);
+    for (int block = 0; block < blocks; block++) { hash = random_hash(hash, work.blocks[block]); }
+    return hash;
+}
 
 // Ends the run unless all ranks hold the same parameters (bytes), bit for bit, as they must at the
 // start, at every checkpoint and at the end, whatever the rule. Returns their fingerprint.
@@ -155,7 +178,7 @@ static inline uint64_t check_replicas(const Scheduler *s, const void *parameters
             stream_copy(stream, copy, piece, part);
             stream_settle(stream);
         }
-        mine = hash_more(mine, copy != NULL ? copy : piece, part);
+        mine = hash_more(stream->pool, mine, copy != NULL ? copy : piece, part);
     }
     free(copy);
     uint64_t *all = (uint64_t *)transport_collect_records(transport, "fingerprint", &mine, sizeof mine);

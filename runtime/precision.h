@@ -24,7 +24,10 @@ typedef struct Fp8 {
     Precision format;
 } Fp8;
 
-enum { FP8_UNIT = 16 };
+enum {
+    FP8_UNIT = 16,
+    FP8_SCALE_STRIDE = 4 // floats from one scale to the next: cuBLASLt wants 16 bytes
+};
 
 static inline size_t precision_bytes(Precision precision) {
     return precision == PRECISION_FP32 ? 4 : precision == PRECISION_BF16 ? 2 : 1;

@@ -85,6 +85,7 @@ struct Bench {
 typedef struct Times {
     double median, least, most; // seconds
     int refused;                // offers of the library for a product that it then does not do
+    int offer;                  // the quickest of them, counted from 0
 } Times;
 
 static cudaStream_t queue_of(const Bench *bench) { return (cudaStream_t)bench->stream.queue; }
@@ -222,7 +223,7 @@ static void time_cases(Bench *bench, const Case *const *works, int count, Times 
         times[i].median = median_of(seconds[i] + 1, (size_t)trials);
         times[i].least = seconds[i][1];
         times[i].most = seconds[i][trials];
-        times[i].refused = 0;
+        times[i].refused = times[i].offer = 0;
     }
 }
 
@@ -944,7 +945,7 @@ static Times measure_tuned(Bench *bench, const Case *work, Times first) {
     cublasLtMatmulHeuristicResult_t offers[CUDA_GEMM_OFFERS];
     CudaGemmPlan *plan = library->plans;
     double least = INFINITY;
-    int count, refused = 0, sets = set_count(bench, work);
+    int count, refused = 0, offer = 0, sets = set_count(bench, work);
     while (plan->used != library->products) { plan++; }
     cublasLtMatmulAlgo_t taken = plan->algorithm, best = taken;
     CUBLAS_CHECK(cuda_gemm_ask(library, plan, offers, &count));
@@ -955,14 +956,20 @@ static Times measure_tuned(Bench *bench, const Case *work, Times first) {
             continue;
         }
         double seconds = time_runs(bench, work, sets, bench->small ? 2 : TUNING_RUNS);
-        if (seconds < least) { best = offers[i].algo; }
-        least = fmin(seconds, least);
+        if (!(seconds < least)) { continue; }
+        least = seconds;
+        best = offers[i].algo;
+        offer = i;
     }
     plan->algorithm = best;
     Times times = memcmp(&best, &taken, sizeof best) != 0 ? measure(bench, work) : first;
     plan->algorithm = taken;
-    if (!(times.median < first.median)) { times = first; }
+    if (!(times.median < first.median)) {
+        times = first;
+        offer = 0;
+    }
     times.refused = refused;
+    times.offer = offer;
     return times;
 }
 
@@ -1028,11 +1035,9 @@ static void measure_kernels(Bench *bench, const char *only) {
         Times times = measure(bench, work);
         print_case(bench, work, times, "");
         if (work->product && only[0] == '\0') {
-            char note[48] = " tuned";
+            char note[64];
             times = measure_tuned(bench, work, times);
-            if (times.refused > 0) {
-                snprintf(note, sizeof note, ", %d offers refused, tuned", times.refused);
-            }
+            snprintf(note, sizeof note, " offer %d, %d refused, tuned", times.offer, times.refused);
             print_case(bench, work, times, note);
         }
     }

@@ -225,6 +225,14 @@ static inline void cuda_gemm_text(char *text, size_t size, const CudaGemm *gemm)
              precision_name(gemm->b_precision), precision_name(gemm->result_precision));
 }
 
+static inline void cuda_gemm_check(cublasStatus_t status, const char *what, const CudaGemm *gemm) {
+    if (status == CUBLAS_STATUS_SUCCESS) { return; }
+    char text[256];
+    size_t length = (size_t)snprintf(text, sizeof text, "%s ", what);
+    cuda_gemm_text(text + length, sizeof text - length, gemm);
+    cublas_check(status, text);
+}
+
 // cuda_gemm_call for a plan that may be new: an offer that is refused gives way to the next one.
 static inline cublasStatus_t cuda_gemm_run(Stream *stream, CudaGemmPlan *plan, const Matmul *work) {
     CudaGemmLibrary *library = (CudaGemmLibrary *)stream->gemm;
@@ -274,10 +282,7 @@ static inline CudaGemmPlan *cuda_gemm_plan(CudaGemmLibrary *library, const CudaG
     plan->next = 0;
     plan->has_run = false;
     cuda_gemm_describe(plan);
-    cublasStatus_t status = cuda_gemm_take(library, plan);
-    char text[256] = "no algorithm for ";
-    cuda_gemm_text(text + strlen(text), sizeof text - strlen(text), gemm);
-    cublas_check(status, text);
+    cuda_gemm_check(cuda_gemm_take(library, plan), "no algorithm for", gemm);
     return plan;
 }
 
@@ -330,5 +335,5 @@ static inline void cuda_matmul(Stream *stream, const Matmul *work) {
         cuda_gemm_set(plan->operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, work->b_scale);
         cuda_gemm_set(plan->operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, work->a_scale);
     }
-    CUBLAS_CHECK(cuda_gemm_run(stream, plan, work));
+    cuda_gemm_check(cuda_gemm_run(stream, plan, work), "cannot compute", &gemm);
 }

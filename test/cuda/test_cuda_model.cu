@@ -62,6 +62,7 @@ typedef struct Inputs {
     float *frozen; // (part.frozen_count)
     int32_t *tokens, *targets;
     uint32_t separator; // ModelSettings::separator; 0: NULL
+    double *rounding;   // (table.count), or NULL: how far rounding may move each gradient
 } Inputs;
 
 static void inputs_configure(ModelConfig *config, const Shape *shape) {
@@ -149,6 +150,7 @@ static void inputs_close(Inputs *inputs) {
     } else {
         parameter_table_free(&inputs->table);
     }
+    free(inputs->rounding);
     free(inputs->frozen);
     free(inputs->parameters);
     free(inputs->tokens);
@@ -307,6 +309,16 @@ static Machine *machine_of_cpu(const Inputs *inputs) {
     return machine;
 }
 
+// The CPU's in bf16, which shows what rounding alone does.
+static Machine *machine_that_rounds(const Inputs *inputs) {
+    Machine *machine = (Machine *)malloc(sizeof *machine);
+    ModelSettings settings = settings_on_cpu(inputs);
+    settings.precision = PRECISION_BF16;
+    settings.given_weights = false;
+    machine_open(machine, inputs, settings);
+    return machine;
+}
+
 static Machine *machine_of_device(const Inputs *inputs, Precision precision, Recompute recompute) {
     Machine *machine = (Machine *)malloc(sizeof *machine);
     machine_open(machine, inputs, settings_on_device(inputs, precision, recompute));
@@ -353,6 +365,25 @@ static double size_of_terms(const Inputs *inputs, const float *gradients, const 
     return sqrt(squares / (double)weight->count);
 }
 
+// With a real vocabulary and a thousand positions some gradients nearly cancel, those of vectors
+// most: bf16 moves them by a tenth or more, on every machine. So what it does on the CPU says what a
+// GPU may do. In four models an H100 and an H200 had, in bf16, up to 2.7 times the CPU's error in
+// matrices and 9.8 times in vectors, which have few elements; in fp32 up to 1/169 of it.
+static void measure_rounding(Inputs *inputs, Precision precision) {
+    Machine *exact = machine_of_cpu(inputs), *rounded = machine_that_rounds(inputs);
+    machine_pass(exact, NULL);
+    machine_pass(rounded, NULL);
+    inputs->rounding = (double *)malloc((size_t)inputs->table.count * sizeof(double));
+    for (int i = 0; i < inputs->table.count; i++) {
+        const ParameterInfo *entry = &inputs->table.entries[i];
+        double times = precision == PRECISION_FP32 ? 1.0 / 64 : entry->is_matrix ? 4 : 16;
+        inputs->rounding[i] = times * relative_error(rounded->results + entry->offset,
+                                                     exact->results + entry->offset, entry->count);
+    }
+    machine_free(exact);
+    machine_free(rounded);
+}
+
 // Twice the tolerance for queries and keys.
 static void check_tensors(const Inputs *inputs, const float *got, const float *expected, double tolerance) {
     for (int i = 0; i < inputs->table.count; i++) {
@@ -364,6 +395,7 @@ static void check_tensors(const Inputs *inputs, const float *got, const float *e
                           relative_error(got + entry->offset, expected + entry->offset, entry->count));
         }
         double allowed = is_query_or_key(entry) ? 2 * tolerance : tolerance;
+        if (inputs->rounding != NULL) { allowed = fmax(allowed, inputs->rounding[i]); }
         check_close_terms(what, got + entry->offset, expected + entry->offset, entry->count,
                           size_of_terms(inputs, expected, entry), allowed);
     }
@@ -416,6 +448,7 @@ static void for_both_precisions(const char *what, const Shape *shape,
         Inputs inputs;
         name_case(what, shape, (Precision)precision);
         inputs_open(&inputs, shape);
+        if (shape->vocabulary > 10000) { measure_rounding(&inputs, (Precision)precision); }
         check(&inputs, (Precision)precision);
         inputs_close(&inputs);
     }

@@ -796,7 +796,9 @@ static void expect_same_bits(Stage *stage, const ReplayCase *c) {
     if (!replay_rule_find(settings.rule)->local) { expect_commits(events, &rerun, training.what); }
     expect_logged(end, "tokens", gradients * rerun.B * rerun.T, training.what);
     char text[32];
-    uint64_t hash = hash_more(count * sizeof(float), rerun.parameters, count * sizeof(float));
+    ThreadPool *pool = thread_pool_create(1, false);
+    uint64_t hash = hash_more(pool, count * sizeof(float), rerun.parameters, count * sizeof(float));
+    thread_pool_destroy(pool);
     snprintf(text, sizeof text, "%016llx", (unsigned long long)hash);
     Fingerprint print = log_fingerprint(events);
     if (strcmp(print.text, text) != 0) {

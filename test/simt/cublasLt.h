@@ -20,7 +20,8 @@
 //
 // Products of FP8 are as the library's documentation has them for GPUs before 10.0: a is
 // transposed and b is not, one of them at least is e4m3, rows of operands lie a multiple
-// of 16 bytes apart, there is one scale for each operand, and here the result is bf16.
+// of 16 bytes apart, there is one scale for each operand, and here the result is bf16. An H100
+// refused scales that were not aligned to 16 bytes, which the documentation does not say.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -369,6 +370,9 @@ inline void simt_product(cublasLtMatmulDesc_t operation, float scale, const void
 
 // d = epilogue(alpha op(a) op(b) + beta c). c has the layout of d, and is read unless beta
 // is 0.
+inline bool simt_scales_are_aligned(const SimtMatmulDesc *operation) {
+    return (uintptr_t)operation->a_scale % 16 == 0 && (uintptr_t)operation->b_scale % 16 == 0;
+}
 inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, const void *alpha,
                                      const void *a, cublasLtMatrixLayout_t a_layout, const void *b,
                                      cublasLtMatrixLayout_t b_layout, const void *beta, const void *c,
@@ -379,7 +383,8 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t oper
     bool first = algorithm->data[0] == 0;
     if (simt_product_fails() || (first && simt_offer_is("launch"))) { return CUBLAS_STATUS_EXECUTION_FAILED; }
     if ((first && simt_offer_is("run")) || !simt_knows(algorithm) || !simt_can_end_so(operation, d_layout) ||
-        !simt_can_multiply(operation, a_layout, b_layout, d_layout)) {
+        !simt_can_multiply(operation, a_layout, b_layout, d_layout) ||
+        (simt_bytes(a_layout->type) == 1 && !simt_scales_are_aligned(operation))) {
         return CUBLAS_STATUS_NOT_SUPPORTED;
     }
     if (simt_is_captured(stream)) { return CUBLAS_STATUS_SUCCESS; }

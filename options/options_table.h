@@ -478,7 +478,7 @@
      .commands = FOR_PLANS, .relations = {INSTEAD_OF(compute_ms), INSTEAD_OF(like), NEEDS(gpu_memory)},
      .help = "The peak of the GPU of --gpu-memory in its matrix products, 10^12 operations a second, as its "
      "maker says: dense ones, in the --precision of the plan. 40 % of it is then taken for the rate at which "
-     "a micro-batch is computed: a guess, for GPUs that nobody has run yet.")
+     "a micro-batch is computed: a careful guess. An H100 reached 44 % with 125M and 53 % with 1.3B.")
     OPTION("host-mbit", PLAN, SAME_BITS, REAL, host_mbit, "auto", 1e-3, 1e8, "MBIT", .word = "auto",
      .commands = FOR_PLANS, .help =
      "Million bits a second that a host can send to the others, and receive at the same time; its ranks "

@@ -54,7 +54,7 @@ static inline double micro_batch_measure(const Run *run, int threads) {
 }
 
 #define MICRO_BATCH_MOST 3e10 // operations: one of more is not computed for a plan
-#define GPU_SHARE 0.4         // of its peak, a careful guess: an H100 reached 0.44 with 125M and 0.53 with 1.3B
+#define GPU_SHARE 0.4         // of its peak: a careful guess, as an H100 reached 0.44 with 125M
 
 // What recomputing layers costs, as a factor: a forward pass more, of three passes' operations.
 static inline double recomputing(const Run *run) {

@@ -366,9 +366,9 @@ static double size_of_terms(const Inputs *inputs, const float *gradients, const 
 }
 
 // With a real vocabulary and a thousand positions some gradients nearly cancel, those of vectors
-// most: bf16 moves them by a tenth or more, on every machine. So what it does on the CPU says what a
-// GPU may do. In four models an H100 and an H200 had, in bf16, up to 2.7 times the CPU's error in
-// matrices and 9.8 times in vectors, which have few elements; in fp32 up to 1/169 of it.
+// most: bf16 moves them by a tenth or more, on every machine. So what it does on the CPU says what
+// a GPU may do. In four models an H200 had, in bf16, up to 2.7 times the CPU's error in matrices
+// and 9.8 times in vectors, which have few elements; in fp32 up to 1/169 of it.
 static void measure_rounding(Inputs *inputs, Precision precision) {
     Machine *exact = machine_of_cpu(inputs), *rounded = machine_that_rounds(inputs);
     machine_pass(exact, NULL);

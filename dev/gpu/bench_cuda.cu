@@ -10,8 +10,6 @@
 //                                     8192 (HEAD_GPU_CHUNK), 11008 and 16384 rows; products in FP8
 //                                     with their casts; and products that leave NCCL 8 and 16
 //                                     multiprocessors, as those beside an exchange do
-//   bench_cuda gelu MODEL B T         the ceilings, and the MLP's GELU by our kernels and
-//                                     in the library's epilogues
 //   bench_cuda tokens FILE COUNT V    a token file for training runs: COUNT random ids
 //                                     below V; needs no GPU
 //
@@ -23,21 +21,18 @@
 // forward and 10 H D in backward, where the scores are computed again; "narrow" gives each
 // warp 16 rows instead of 32. A kernel is launched over sets of arrays that together are
 // far larger than any second-level cache and are filled anew before each trial. The time
-// is the median over trials of the mean over a trial's sets. Forms of the same operation
-// take turns: each trial times all of them. How many kernels a form puts into the stream
-// is counted by capturing it: the library may do an epilogue in a kernel of its own.
+// is the median over trials of the mean over a trial's sets.
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
 
 #include "comm/layout.h"
-#include "dev/gpu/gelu_epilogues.cuh"
 #include "models/decoder.h"
 #include "models/families.h"
 #include "test/layer_calls.h"
 #include "tokenizer/token_file.h"
 
-enum { ARRAYS = 10, CASES = 64, FORMS = 5, TRIALS = 15, TUNING_RUNS = 10, MOST_SETS = 64, FILL_BLOCK = 256 };
+enum { ARRAYS = 10, CASES = 64, TRIALS = 15, TUNING_RUNS = 10, MOST_SETS = 64, FILL_BLOCK = 256 };
 
 typedef enum Fill { FILL_NONE, FILL_REALS, FILL_FLOATS, FILL_SQUARES, FILL_TOKENS, FILL_ORDER } Fill;
 
@@ -53,7 +48,6 @@ typedef struct Case {
     bool product;               // measured with the library's first offer and with the quickest
     int result;                 // of a product: which array it is
     int rows, inputs, outputs, window;
-    int form;  // of those that take turns
     int fewer; // multiprocessors that a product does not count on
     WireFormat format;
     Precision moments; // of AdamW
@@ -79,7 +73,6 @@ struct Bench {
     double copy_rate, product_rate; // the ceilings: bytes and operations a second
     Case cases[CASES];
     int count;
-    EpilogueProduct epilogues[FORMS]; // of the forms that have one, on the stream of this moment
 };
 
 typedef struct Times {
@@ -207,24 +200,16 @@ static double time_runs(Bench *bench, const Case *work, int sets, int runs) {
     return 1e-3 * milliseconds / runs;
 }
 
-// Times `count` cases in turns. The first trial warms up and is not counted.
-static void time_cases(Bench *bench, const Case *const *works, int count, Times *times) {
-    double seconds[FORMS][TRIALS + 1];
-    int trials = bench->small ? 1 : TRIALS;
-    assert(count <= FORMS);
+// The first trial warms up and is not counted.
+static Times time_case(Bench *bench, const Case *work) {
+    double seconds[TRIALS + 1];
+    int sets = set_count(bench, work), trials = bench->small ? 1 : TRIALS;
     for (int trial = 0; trial <= trials; trial++) {
-        for (int i = 0; i < count; i++) {
-            int sets = set_count(bench, works[i]);
-            fill_sets(bench, works[i], sets, (uint32_t)trial);
-            seconds[i][trial] = time_runs(bench, works[i], sets, sets);
-        }
+        fill_sets(bench, work, sets, (uint32_t)trial);
+        seconds[trial] = time_runs(bench, work, sets, sets);
     }
-    for (int i = 0; i < count; i++) {
-        times[i].median = median_of(seconds[i] + 1, (size_t)trials);
-        times[i].least = seconds[i][1];
-        times[i].most = seconds[i][trials];
-        times[i].refused = times[i].offer = 0;
-    }
+    double median = median_of(seconds + 1, (size_t)trials); // sorts them
+    return {.median = median, .least = seconds[1], .most = seconds[trials]};
 }
 
 // ---- What is measured -----------------------------------------------------------------
@@ -422,84 +407,6 @@ static void run_product_fp8(Bench *bench, const Case *work, void **arrays) {
     run_cast_fp8(bench, work, arrays);
     matmul_fp8(&bench->stream, reals(arrays[0]), work->outputs, &input, &weight, work->rows, work->inputs,
                work->outputs);
-}
-
-// The first product of the MLP, then bias and GELU; in the program's form, or with an
-// epilogue. Arrays: output, saved, input, weight, bias.
-static void run_mlp_product(Bench *bench, const Case *work, void **arrays) {
-    matmul_forward(&bench->stream, reals(arrays[1]), work->outputs, reals(arrays[2]), reals(arrays[3]),
-                   work->rows, work->inputs, work->outputs);
-}
-
-static void run_mlp_ours(Bench *bench, const Case *work, void **arrays) {
-    run_mlp_product(bench, work, arrays);
-    call_gelu_forward(&bench->stream, reals(arrays[0]), reals(arrays[1]), reals(arrays[4]), work->rows,
-                      work->outputs);
-}
-
-static void run_mlp_epilogue(Bench *bench, const Case *work, void **arrays) {
-    epilogue_gelu_forward(&bench->stream, &bench->epilogues[work->form], reals(arrays[0]), reals(arrays[1]),
-                          reals(arrays[2]), reals(arrays[3]), reals(arrays[4]), work->rows, work->inputs,
-                          work->outputs);
-}
-
-// Only the bias is added by the library. (Our GELU adds it a second time, which takes no
-// longer.)
-static void run_mlp_bias(Bench *bench, const Case *work, void **arrays) {
-    if (epilogue_bias_forward(&bench->stream, &bench->epilogues[work->form], reals(arrays[1]),
-                              reals(arrays[2]), reals(arrays[3]), reals(arrays[4]), work->rows, work->inputs,
-                              work->outputs) != CUBLAS_STATUS_SUCCESS) {
-        return;
-    }
-    call_gelu_forward(&bench->stream, reals(arrays[0]), reals(arrays[1]), reals(arrays[4]), work->rows,
-                      work->outputs);
-}
-
-// The gradient of the second product's input, then that of GELU's input and its sum.
-// Arrays: the gradient, saved, d_output, weight, bias, d_bias, the same in bf16,
-// partials.
-static void run_d_mlp_product(Bench *bench, const Case *work, void **arrays) {
-    matmul_backward_input(&bench->stream, reals(arrays[0]), bench->wide, reals(arrays[2]), work->outputs,
-                          reals(arrays[3]), work->rows, work->inputs, work->outputs);
-}
-
-static void run_d_mlp_ours(Bench *bench, const Case *work, void **arrays) {
-    run_d_mlp_product(bench, work, arrays);
-    call_gelu_backward(&bench->stream, reals(arrays[0]), bench->wide, (float *)arrays[5], (float *)arrays[7],
-                       reals(arrays[1]), reals(arrays[4]), work->rows, work->inputs);
-}
-
-static bool d_mlp_epilogue(Bench *bench, const Case *work, void **arrays, Real *sums) {
-    return epilogue_gelu_backward(&bench->stream, &bench->epilogues[work->form], reals(arrays[0]),
-                                  bench->wide, sums, reals(arrays[1]), reals(arrays[2]), reals(arrays[3]),
-                                  work->rows, work->inputs, work->outputs) == CUBLAS_STATUS_SUCCESS;
-}
-
-static void run_d_mlp_summed(Bench *bench, const Case *work, void **arrays) {
-    if (!d_mlp_epilogue(bench, work, arrays, reals(arrays[6]))) { return; }
-    epilogue_add(&bench->stream, (float *)arrays[5], (const __nv_bfloat16 *)arrays[6], work->inputs);
-}
-
-static void run_d_mlp_no_sum(Bench *bench, const Case *work, void **arrays) {
-    d_mlp_epilogue(bench, work, arrays, NULL);
-}
-
-static void run_d_mlp_then_sums(Bench *bench, const Case *work, void **arrays) {
-    if (!d_mlp_epilogue(bench, work, arrays, NULL)) { return; }
-    epilogue_sums(&bench->stream, (float *)arrays[5], (float *)arrays[7], reals(arrays[0]), bench->wide,
-                  work->rows, work->inputs);
-}
-
-// The product that reads that gradient next; it can sum it, too, in fp32. Arrays: the
-// gradient, input, d_weight, d_bias, the sums.
-static void run_d_weight_summed(Bench *bench, const Case *work, void **arrays) {
-    if (epilogue_weight_backward(&bench->stream, &bench->epilogues[work->form], (float *)arrays[2],
-                                 (float *)arrays[4], reals(arrays[0]), gradient_stride(bench, work),
-                                 reals(arrays[1]), work->rows, work->inputs,
-                                 work->outputs) != CUBLAS_STATUS_SUCCESS) {
-        return;
-    }
-    epilogue_add(&bench->stream, (float *)arrays[3], (const float *)arrays[4], work->outputs);
 }
 
 static void run_adamw(Bench *bench, const Case *work, void **arrays) {
@@ -766,61 +673,6 @@ static void add_fp8(Bench *bench, const char *name, int inputs, int outputs) {
     }
 }
 
-// The products of the MLP that can end with an epilogue for GELU.
-typedef enum MlpProduct { MLP_FORWARD, MLP_BACKWARD, MLP_WEIGHT, MLP_PRODUCTS } MlpProduct;
-
-static void add_mlp_arrays(Case *work, MlpProduct product, size_t rows, size_t C, size_t F, size_t wide) {
-    if (product == MLP_WEIGHT) {
-        add_array(work, FILL_REALS, rows * wide * 2);
-        add_array(work, FILL_REALS, rows * C * 2);
-        for (int i = 0; i < 2; i++) { add_array(work, FILL_FLOATS, i == 0 ? C * F * 4 : F * 4); }
-        add_array(work, FILL_NONE, F * 4);
-        return;
-    }
-    add_array(work, FILL_NONE, rows * (product == MLP_BACKWARD ? wide : F) * 2);
-    add_array(work, product == MLP_BACKWARD ? FILL_REALS : FILL_NONE, rows * F * 2);
-    add_array(work, FILL_REALS, rows * C * 2);
-    add_array(work, FILL_REALS, C * F * 2);
-    add_array(work, FILL_REALS, F * 2);
-    add_array(work, FILL_FLOATS, F * 4);
-    add_array(work, FILL_NONE, F * 2);
-    add_array(work, FILL_NONE, row_partials_floats(true, F) * 4);
-}
-
-// Adds the forms of a product: alone; then, unless that is the program's form, followed
-// by our kernel; then those with an epilogue. Returns which is the program's.
-static int add_mlp_forms(Bench *bench, MlpProduct product) {
-    static const struct {
-        const char *name;
-        void (*run)(Bench *, const Case *, void **);
-    } forms[MLP_PRODUCTS][FORMS] = {{{"fc forward, product alone", run_mlp_product},
-                                     {"fc forward, our GELU", run_mlp_ours},
-                                     {"fc forward, GELU_AUX_BIAS", run_mlp_epilogue},
-                                     {"fc forward, BIAS, our GELU", run_mlp_bias},
-                                     {NULL, NULL}},
-                                    {{"proj d input, product alone", run_d_mlp_product},
-                                     {"proj d input, our GELU", run_d_mlp_ours},
-                                     {"proj d input, DGELU_BGRAD", run_d_mlp_summed},
-                                     {"proj d input, DGELU, then sums", run_d_mlp_then_sums},
-                                     {"proj d input, DGELU, no sums", run_d_mlp_no_sum}},
-                                    {{"fc d weight, product alone", run_product_weight},
-                                     {"fc d weight, BGRADB", run_d_weight_summed},
-                                     {NULL, NULL},
-                                     {NULL, NULL},
-                                     {NULL, NULL}}};
-    size_t rows = (size_t)bench->rows, C = (size_t)bench->config.channels,
-           F = (size_t)bench->config.mlp_channels;
-    for (int form = 0; form < FORMS && forms[product][form].name != NULL; form++) {
-        Case *work = add_case(bench, forms[product][form].name, forms[product][form].run, 0,
-                              2.0 * (double)rows * (double)C * (double)F);
-        work->form = form;
-        work->inputs = (int)(product == MLP_BACKWARD ? F : C);
-        work->outputs = (int)(product == MLP_BACKWARD ? C : F);
-        add_mlp_arrays(work, product, rows, C, F, (size_t)bench->wide);
-    }
-    return product == MLP_WEIGHT ? 0 : 1;
-}
-
 // floats: arrays of fp32, all filled.
 static Case *add_vector(Bench *bench, const char *name, void (*run)(Bench *, const Case *, void **),
                         double bytes_per_element, int floats) {
@@ -916,11 +768,9 @@ static void grow_pool(Bench *bench, const Case *work) {
 }
 
 static Times measure(Bench *bench, const Case *work) {
-    Times times;
     grow_pool(bench, work);
     gemm_limit(&bench->stream, work->fewer > 0 ? bench->processors - work->fewer : 0);
-    time_cases(bench, &work, 1, &times);
-    return times;
+    return time_case(bench, work);
 }
 
 // Runs the product of a case once, which loads the plan's algorithm. False: the library does not.
@@ -971,22 +821,6 @@ static Times measure_tuned(Bench *bench, const Case *work, Times first) {
     times.refused = refused;
     times.offer = offer;
     return times;
-}
-
-// How many kernels and other operations one launch of the case puts into the stream. They
-// are not done.
-static size_t count_operations(Bench *bench, const Case *work) {
-    cudaGraph_t graph;
-    size_t count = 0;
-    void *arrays[ARRAYS];
-    place_set(bench, work, 0, arrays);
-    stream_settle(&bench->stream);
-    CUDA_CHECK(cudaStreamBeginCapture(queue_of(bench), cudaStreamCaptureModeThreadLocal));
-    work->run(bench, work, arrays);
-    CUDA_CHECK(cudaStreamEndCapture(queue_of(bench), &graph));
-    CUDA_CHECK(cudaGraphGetNodes(graph, NULL, &count));
-    CUDA_CHECK(cudaGraphDestroy(graph));
-    return count;
 }
 
 static void measure_ceilings(Bench *bench) {
@@ -1076,57 +910,6 @@ static void measure_variants(Bench *bench) {
     }
 }
 
-// Runs a form once, which chooses its algorithm. False: the library lacks it.
-static bool try_form(Bench *bench, const Case *work) {
-    void *arrays[ARRAYS];
-    grow_pool(bench, work);
-    fill_sets(bench, work, 1, 0);
-    place_set(bench, work, 0, arrays);
-    work->run(bench, work, arrays);
-    stream_settle(&bench->stream);
-    cublasStatus_t status = bench->epilogues[work->form].status;
-    if (status != CUBLAS_STATUS_SUCCESS) {
-        printf("%-34s left out: the library has no algorithm for it (status %d)\n", work->name, (int)status);
-    }
-    return status == CUBLAS_STATUS_SUCCESS;
-}
-
-// What a step of this model would gain by another form than the program's.
-static void print_gain(const Bench *bench, const Case *work, Times alone, Times ours, Times form) {
-    printf("  %s: %.1f us beyond the product, ours %.1f; %d layers: %+.3f ms a step\n", work->name,
-           1e6 * (form.median - alone.median), 1e6 * (ours.median - alone.median), bench->config.layers,
-           1e3 * (form.median - ours.median) * bench->config.layers);
-}
-
-static void measure_forms(Bench *bench, MlpProduct product) {
-    const Case *works[FORMS];
-    Times times[FORMS];
-    int count = 0;
-    bench->count = 0;
-    int ours = add_mlp_forms(bench, product);
-    for (int i = 0; i < bench->count; i++) {
-        if (try_form(bench, &bench->cases[i])) { works[count++] = &bench->cases[i]; }
-    }
-    time_cases(bench, works, count, times);
-    for (int i = 0; i < count; i++) {
-        char end[64];
-        snprintf(end, sizeof end, " in %zu", count_operations(bench, works[i]));
-        print_case(bench, works[i], times[i], end);
-    }
-    for (int i = ours + 1; i < count; i++) { print_gain(bench, works[i], times[0], times[ours], times[i]); }
-    for (int i = 0; i < FORMS; i++) { epilogue_close(&bench->epilogues[i]); }
-}
-
-// All forms of all products, with the library's first offers.
-static void measure_gelu(Bench *bench) {
-    printf("\nGELU at %s, B %d, T %d, bf16: our kernels and the library's epilogues, in turns; \"in\": "
-           "kernels and "
-           "other operations\n",
-           bench->config.name, bench->B, bench->T);
-    for (int product = 0; product < MLP_PRODUCTS; product++) { measure_forms(bench, (MlpProduct)product); }
-    fflush(stdout);
-}
-
 // The model's own strides, chunks and tokens.
 static void choose_shapes(Bench *bench, const char *model, int B, int T) {
     Error error;
@@ -1197,12 +980,10 @@ int main(int count, char **arguments) {
     }
     bool shaped = count >= 5 && atoi(arguments[3]) > 0 && atoi(arguments[4]) > 0,
          kernels = strcmp(command, "kernels") == 0 && shaped && count <= 6,
-         gelu = strcmp(command, "gelu") == 0 && shaped && count == 5,
          variants = strcmp(command, "variants") == 0 && shaped && count == 5;
-    if (!kernels && !gelu && !variants && strcmp(command, "ceilings") != 0 && strcmp(command, "gpu") != 0) {
-        fprintf(stderr,
-                "usage: bench_cuda gpu | ceilings | kernels MODEL B T [NAME] | gelu|variants MODEL B T "
-                "| tokens FILE COUNT VOCABULARY\n");
+    if (!kernels && !variants && strcmp(command, "ceilings") != 0 && strcmp(command, "gpu") != 0) {
+        fprintf(stderr, "usage: bench_cuda gpu | ceilings | kernels MODEL B T [NAME] | variants MODEL B T "
+                        "| tokens FILE COUNT VOCABULARY\n");
         return EXIT_USER_MISTAKE;
     }
     Error error;
@@ -1231,7 +1012,6 @@ int main(int count, char **arguments) {
         measure_kernels(bench, count > 5 ? arguments[5] : "");
     }
     if (variants) { measure_variants(bench); }
-    if (gelu) { measure_gelu(bench); }
     bench_close(bench);
     free(bench);
     return 0;

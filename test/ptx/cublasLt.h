@@ -16,7 +16,6 @@ static inline bool simt_algorithm_lacks(void) { return false; }
 static inline bool simt_plans_differ(void) { return false; }
 static inline bool simt_offer_is(const char *) { return false; }
 static inline bool simt_product_fails(void) { return false; }
-static inline bool simt_is_captured(cudaStream_t) { return false; }
 static inline void simt_fail(const char *what) {
     fprintf(stderr, "%s\n", what);
     abort();
@@ -41,16 +40,6 @@ static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMat
             size_t place = (size_t)i * (size_t)d_layout->offset + column * (size_t)d_layout->stride;
             machine_mark_written((char *)d + place * size, rows * size);
         }
-        if (operation->aux != nullptr) {
-            machine_mark_written((char *)operation->aux + column * (size_t)operation->aux_stride * 2,
-                                 rows * 2);
-        }
-    }
-    if (operation->epilogue == CUBLASLT_EPILOGUE_BGRADB) {
-        machine_mark_written(operation->bias, columns * size);
-    }
-    if (operation->epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD) {
-        machine_mark_written(operation->bias, rows * size);
     }
     return simt_matmul(handle, operation, alpha, a, a_layout, b, b_layout, beta, c, c_layout, d, d_layout,
                        algorithm, workspace, bytes, stream);

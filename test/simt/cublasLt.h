@@ -4,20 +4,6 @@
 // rounded to the type of the result. It ignores other preferences and workspaces, and
 // counts what it describes, so that tests see what the program keeps.
 //
-// Epilogues: bias and those for GELU, on bf16 alone, and BGRADB, the sums of b over k:
-// all that this project asks for. From the comments of the toolkit's header are: what is
-// computed, that the kept input of GELU, the bias and its gradient have the type of the
-// result, that the rows of the kept input are a multiple of 8 elements apart, and that
-// the bias gradient is stored, which is taken to mean that it is not added to. They do not
-// say the following, so the two algorithms differ in the first two points, and tests have
-// to hold for both:
-//   * whether GELU reads its input before it is rounded (algorithm 0) or after (1)
-//   * whether the bias gradient sums values before they are rounded (0) or after (1)
-//   * which form of GELU it is. Here the one with tanh, because PyTorch uses the epilogue
-//     for that form only. A GPU's tanh may be approximate
-//   * the order of the sums, and whether all this is done by one kernel. Here a product
-//     counts as one
-//
 // Products of FP8 are as the library's documentation has them for GPUs before 10.0: a is
 // transposed and b is not, one of them at least is e4m3, rows of operands lie a multiple
 // of 16 bytes apart, there is one scale for each operand, and here the result is bf16. An H100
@@ -51,22 +37,10 @@ typedef enum cublasOperation_t { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 } cublasOperat
 enum cublasLtMatmulDescAttributes_t {
     CUBLASLT_MATMUL_DESC_TRANSA = 3,
     CUBLASLT_MATMUL_DESC_TRANSB = 4,
-    CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
-    CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8,
-    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER = 11,
-    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD = 12,
     CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET = 15,
     CUBLASLT_MATMUL_DESC_A_SCALE_POINTER = 17,
     CUBLASLT_MATMUL_DESC_B_SCALE_POINTER = 18
 };
-typedef enum cublasLtEpilogue_t {
-    CUBLASLT_EPILOGUE_DEFAULT = 1,
-    CUBLASLT_EPILOGUE_BIAS = 4,
-    CUBLASLT_EPILOGUE_GELU_AUX_BIAS = 32 | 128 | 4,
-    CUBLASLT_EPILOGUE_DGELU = 64 | 128,
-    CUBLASLT_EPILOGUE_DGELU_BGRAD = 64 | 128 | 16,
-    CUBLASLT_EPILOGUE_BGRADB = 512
-} cublasLtEpilogue_t;
 enum { CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2, CUBLASLT_REDUCTION_SCHEME_MASK = 7 };
 enum cublasLtMatmulPreferenceAttributes_t {
     CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
@@ -85,10 +59,6 @@ enum cublasLtMatrixLayoutAttribute_t {
 struct SimtMatmulDesc {
     cublasOperation_t a, b;
     int processors; // that the product may count on; 0: all
-    cublasLtEpilogue_t epilogue;
-    void *aux; // the kept input of GELU, columns aux_stride apart
-    int64_t aux_stride;
-    void *bias; // or its gradient
     const float *a_scale, *b_scale;
 };
 struct SimtMatrixLayout {
@@ -133,7 +103,6 @@ inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t) { return CUBLAS_STATUS_S
 inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *operation, cublasComputeType_t,
                                                cudaDataType_t) {
     *operation = new SimtMatmulDesc{};
-    (*operation)->epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     simt_library_objects()++;
     simt_library_products()++;
     return CUBLAS_STATUS_SUCCESS;
@@ -150,12 +119,8 @@ inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operat
     case CUBLASLT_MATMUL_DESC_TRANSA: operation->a = *(const cublasOperation_t *)value; break;
     case CUBLASLT_MATMUL_DESC_TRANSB: operation->b = *(const cublasOperation_t *)value; break;
     case CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET: operation->processors = *(const int *)value; break;
-    case CUBLASLT_MATMUL_DESC_EPILOGUE: operation->epilogue = *(const cublasLtEpilogue_t *)value; break;
     case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER: operation->a_scale = *(const float *const *)value; break;
     case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER: operation->b_scale = *(const float *const *)value; break;
-    case CUBLASLT_MATMUL_DESC_BIAS_POINTER: operation->bias = *(void *const *)value; break;
-    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: operation->aux = *(void *const *)value; break;
-    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: operation->aux_stride = *(const int64_t *)value; break;
     default: return CUBLAS_STATUS_INVALID_VALUE;
     }
     return CUBLAS_STATUS_SUCCESS;
@@ -197,27 +162,15 @@ inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPrefere
     }
     return CUBLAS_STATUS_SUCCESS;
 }
-// Whether the description is one of a product that the library can do. BGRADB: with sums
-// of d's type, fp32.
-inline bool simt_can_end_so(const SimtMatmulDesc *operation, const SimtMatrixLayout *d) {
-    bool kept = operation->epilogue & 128, biased = operation->epilogue & (4 | 16);
-    if (operation->epilogue == CUBLASLT_EPILOGUE_DEFAULT) { return true; }
-    if (operation->epilogue == CUBLASLT_EPILOGUE_BGRADB) {
-        return d->type == CUDA_R_32F && operation->bias != nullptr;
-    }
-    if (d->type != CUDA_R_16BF || (biased && operation->bias == nullptr)) { return false; }
-    return !kept || (operation->aux != nullptr && operation->aux_stride % 8 == 0 &&
-                     operation->aux_stride >= (int64_t)d->rows);
-}
 inline size_t simt_bytes(cudaDataType_t type) { return type == CUDA_R_32F ? 4 : type == CUDA_R_16BF ? 2 : 1; }
+// Whether the description is one of a product that the library can do.
 inline bool simt_can_multiply(const SimtMatmulDesc *operation, const SimtMatrixLayout *a,
                               const SimtMatrixLayout *b, const SimtMatrixLayout *d) {
     if (simt_bytes(a->type) > 1 && simt_bytes(b->type) > 1) { return a->type == b->type; }
     return simt_bytes(a->type) == simt_bytes(b->type) && operation->a == CUBLAS_OP_T &&
            operation->b == CUBLAS_OP_N && (a->type == CUDA_R_8F_E4M3 || b->type == CUDA_R_8F_E4M3) &&
            a->stride % 16 == 0 && b->stride % 16 == 0 && d->stride % 8 == 0 && d->type == CUDA_R_16BF &&
-           operation->a_scale != nullptr && operation->b_scale != nullptr &&
-           operation->epilogue == CUBLASLT_EPILOGUE_DEFAULT;
+           operation->a_scale != nullptr && operation->b_scale != nullptr;
 }
 inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t operation,
                                                      cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
@@ -225,8 +178,9 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtM
                                                      cublasLtMatmulPreference_t preference, int,
                                                      cublasLtMatmulHeuristicResult_t *offers, int *count) {
     *count = 0;
-    bool can = simt_can_end_so(operation, d) && simt_can_multiply(operation, a, b, d);
-    if (simt_algorithm_lacks() || !can) { return CUBLAS_STATUS_NOT_SUPPORTED; }
+    if (simt_algorithm_lacks() || !simt_can_multiply(operation, a, b, d)) {
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
     uint64_t rounds =
         (preference->reduction_schemes & ~(uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) != 0;
     uint64_t first = operation->processors != 0 && simt_plans_differ();
@@ -249,8 +203,7 @@ inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDe
     bool first = algorithm->data[0] == 0,
          refused = first && (simt_offer_is("check") || (simt_offer_is("few") && d->count < 3));
     found->workspaceSize = first && simt_offer_is("workspace") ? SIZE_MAX : 0;
-    return !refused && simt_knows(algorithm) && simt_can_end_so(operation, d) &&
-                   simt_can_multiply(operation, a, b, d)
+    return !refused && simt_knows(algorithm) && simt_can_multiply(operation, a, b, d)
                ? CUBLAS_STATUS_SUCCESS
                : CUBLAS_STATUS_NOT_SUPPORTED;
 }
@@ -293,33 +246,7 @@ inline void simt_check_processors(cublasLtMatmulDesc_t operation) {
     }
 }
 
-inline double simt_gelu(double x) {
-    return 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)));
-}
-inline double simt_gelu_derivative(double x) {
-    double t = tanh(0.7978845608028654 * (x + 0.044715 * x * x * x));
-    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * 0.7978845608028654 * (1 + 0.134145 * x * x);
-}
 inline float simt_round(float value) { return __bfloat162float(__float2bfloat16_rn(value)); }
-
-// What the epilogue makes of the value that belongs to (row, column) of d. bias_sums
-// (rows): the bias gradient so far.
-inline float simt_end(const SimtMatmulDesc *operation, bool round_first, float value, uint64_t row,
-                      uint64_t column, float *bias_sums) {
-    if (operation->epilogue == CUBLASLT_EPILOGUE_DEFAULT) { return value; }
-    if (operation->epilogue & CUBLASLT_EPILOGUE_BIAS) {
-        value += __bfloat162float(((const __nv_bfloat16 *)operation->bias)[row]);
-    }
-    if (operation->epilogue == CUBLASLT_EPILOGUE_BIAS) { return value; }
-    __nv_bfloat16 *aux = (__nv_bfloat16 *)operation->aux + column * (uint64_t)operation->aux_stride + row;
-    if (operation->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) {
-        *aux = __float2bfloat16_rn(value);
-        return (float)simt_gelu(round_first ? __bfloat162float(*aux) : value);
-    }
-    value *= (float)simt_gelu_derivative(__bfloat162float(*aux));
-    bias_sums[row] += round_first ? simt_round(value) : value;
-    return value;
-}
 
 // One of the products.
 inline void simt_product(cublasLtMatmulDesc_t operation, float scale, const void *a,
@@ -330,7 +257,7 @@ inline void simt_product(cublasLtMatmulDesc_t operation, float scale, const void
     uint64_t m = d_layout->rows, n = d_layout->columns, k = a_transposed ? a_layout->rows : a_layout->columns;
     std::vector<float> left = simt_operand(b, b_layout, !b_transposed, n, k),
                        right = simt_operand(a, a_layout, !a_transposed, k, m);
-    std::vector<float> sum(m), bias_sums(m);
+    std::vector<float> sum(m);
     if (simt_bytes(a_layout->type) == 1) { scale *= *operation->a_scale * *operation->b_scale; }
     bool reversed = algorithm->data[0] == 1;
     for (uint64_t column = 0; column < n; column++) {
@@ -353,41 +280,29 @@ inline void simt_product(cublasLtMatmulDesc_t operation, float scale, const void
             if (is_float) {
                 ((float *)d)[place] = value;
             } else {
-                ((__nv_bfloat16 *)d)[place] =
-                    __float2bfloat16_rn(simt_end(operation, reversed, value, row, column, bias_sums.data()));
+                ((__nv_bfloat16 *)d)[place] = __float2bfloat16_rn(value);
             }
         }
     }
-    for (uint64_t column = 0; operation->epilogue == CUBLASLT_EPILOGUE_BGRADB && column < n; column++) {
-        float total = 0.0f;
-        for (uint64_t i = 0; i < k; i++) { total += left[column * k + (reversed ? k - 1 - i : i)]; }
-        ((float *)operation->bias)[column] = total;
-    }
-    for (uint64_t row = 0; operation->epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD && row < m; row++) {
-        ((__nv_bfloat16 *)operation->bias)[row] = __float2bfloat16_rn(bias_sums[row]);
-    }
 }
 
-// d = epilogue(alpha op(a) op(b) + beta c). c has the layout of d, and is read unless beta
-// is 0.
 inline bool simt_scales_are_aligned(const SimtMatmulDesc *operation) {
     return (uintptr_t)operation->a_scale % 16 == 0 && (uintptr_t)operation->b_scale % 16 == 0;
 }
+// d = alpha op(a) op(b) + beta c. c has the layout of d, and is read unless beta is 0.
 inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, const void *alpha,
                                      const void *a, cublasLtMatrixLayout_t a_layout, const void *b,
                                      cublasLtMatrixLayout_t b_layout, const void *beta, const void *c,
                                      cublasLtMatrixLayout_t, void *d, cublasLtMatrixLayout_t d_layout,
-                                     const cublasLtMatmulAlgo_t *algorithm, void *, size_t,
-                                     cudaStream_t stream) {
+                                     const cublasLtMatmulAlgo_t *algorithm, void *, size_t, cudaStream_t) {
     simt_check_processors(operation);
     bool first = algorithm->data[0] == 0;
     if (simt_product_fails() || (first && simt_offer_is("launch"))) { return CUBLAS_STATUS_EXECUTION_FAILED; }
-    if ((first && simt_offer_is("run")) || !simt_knows(algorithm) || !simt_can_end_so(operation, d_layout) ||
+    if ((first && simt_offer_is("run")) || !simt_knows(algorithm) ||
         !simt_can_multiply(operation, a_layout, b_layout, d_layout) ||
         (simt_bytes(a_layout->type) == 1 && !simt_scales_are_aligned(operation))) {
         return CUBLAS_STATUS_NOT_SUPPORTED;
     }
-    if (simt_is_captured(stream)) { return CUBLAS_STATUS_SUCCESS; }
     bool a_transposed = operation->a == CUBLAS_OP_T, b_transposed = operation->b == CUBLAS_OP_T;
     uint64_t k = a_transposed ? a_layout->rows : a_layout->columns;
     uint64_t a_rows = a_transposed ? a_layout->columns : a_layout->rows,

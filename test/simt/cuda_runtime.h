@@ -111,9 +111,6 @@ typedef enum cudaError {
 } cudaError_t;
 typedef struct SimtStream *cudaStream_t;
 typedef struct SimtEvent *cudaEvent_t;
-typedef struct SimtGraph *cudaGraph_t;
-typedef struct SimtGraphNode *cudaGraphNode_t;
-enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal };
 enum cudaMemcpyKind {
     cudaMemcpyHostToHost,
     cudaMemcpyHostToDevice,
@@ -127,14 +124,9 @@ enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 
 struct SimtStream {
     int priority;
-    bool capturing;
-    size_t captured; // launches, products and copies
 };
 struct SimtEvent {
     int recorded; // how often
-};
-struct SimtGraph {
-    size_t nodes;
 };
 struct cudaDeviceProp {
     char name[256];
@@ -302,35 +294,11 @@ inline cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
 }
 inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
     (void)flags;
-    *stream = new SimtStream{priority, false, 0};
+    *stream = new SimtStream{priority};
     return cudaSuccess;
 }
 inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     delete stream;
-    return cudaSuccess;
-}
-// While a stream is captured, what is put into it is counted and not done.
-inline bool simt_is_captured(cudaStream_t stream) {
-    if (stream == nullptr || !stream->capturing) { return false; }
-    stream->captured++;
-    return true;
-}
-inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
-    stream->capturing = true;
-    stream->captured = 0;
-    return cudaSuccess;
-}
-inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
-    stream->capturing = false;
-    *graph = new SimtGraph{stream->captured};
-    return cudaSuccess;
-}
-inline cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *, size_t *count) {
-    *count = graph->nodes;
-    return cudaSuccess;
-}
-inline cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
-    delete graph;
     return cudaSuccess;
 }
 // How many questions a stream answers with "not yet".
@@ -365,13 +333,11 @@ inline cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t, cudaEv
 }
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
 inline cudaError_t cudaMemcpyAsync(void *target, const void *source, size_t bytes, cudaMemcpyKind,
-                                   cudaStream_t stream) {
-    if (simt_is_captured(stream)) { return cudaSuccess; }
+                                   cudaStream_t) {
     memmove(target, source, bytes);
     return cudaSuccess;
 }
-inline cudaError_t cudaMemsetAsync(void *target, int value, size_t bytes, cudaStream_t stream) {
-    if (simt_is_captured(stream)) { return cudaSuccess; }
+inline cudaError_t cudaMemsetAsync(void *target, int value, size_t bytes, cudaStream_t) {
     memset(target, value, bytes);
     return cudaSuccess;
 }
@@ -383,7 +349,6 @@ template <typename... Parameters, typename... Arguments>
 inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(Parameters...),
                                       Arguments &&...arguments) {
     if (simt_launch_fails()) { return cudaErrorLaunchFailure; }
-    if (simt_is_captured(config->stream)) { return cudaSuccess; }
     SimtLaunch launch = {(const void *)kernel, config->gridDim, config->blockDim, config->dynamicSmemBytes};
     if (simt_observer() != nullptr && !simt_observer()(&launch)) { return cudaSuccess; }
     simt_launch(config->gridDim, config->blockDim, config->dynamicSmemBytes, [&] { kernel(arguments...); });

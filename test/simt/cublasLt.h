@@ -7,7 +7,8 @@
 // Products of FP8 are as the library's documentation has them for GPUs before 10.0: a is
 // transposed and b is not, one of them at least is e4m3, rows of operands lie a multiple
 // of 16 bytes apart, there is one scale for each operand, and here the result is bf16. An H100
-// refused scales that were not aligned to 16 bytes, which the documentation does not say.
+// refused scales that were not aligned to 16 bytes, which the documentation does not say, and
+// refused them in the product alone: the heuristic and the check took them.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -286,6 +287,7 @@ inline void simt_product(cublasLtMatmulDesc_t operation, float scale, const void
     }
 }
 
+// Other products have no scales.
 inline bool simt_scales_are_aligned(const SimtMatmulDesc *operation) {
     return (uintptr_t)operation->a_scale % 16 == 0 && (uintptr_t)operation->b_scale % 16 == 0;
 }
@@ -299,8 +301,7 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t oper
     bool first = algorithm->data[0] == 0;
     if (simt_product_fails() || (first && simt_offer_is("launch"))) { return CUBLAS_STATUS_EXECUTION_FAILED; }
     if ((first && simt_offer_is("run")) || !simt_knows(algorithm) ||
-        !simt_can_multiply(operation, a_layout, b_layout, d_layout) ||
-        (simt_bytes(a_layout->type) == 1 && !simt_scales_are_aligned(operation))) {
+        !simt_can_multiply(operation, a_layout, b_layout, d_layout) || !simt_scales_are_aligned(operation)) {
         return CUBLAS_STATUS_NOT_SUPPORTED;
     }
     bool a_transposed = operation->a == CUBLAS_OP_T, b_transposed = operation->b == CUBLAS_OP_T;

@@ -28,6 +28,7 @@ static void choose_alone(Run *run);
 static void choose_together(Run *run, const Hello *hellos);
 static bool train(Run *run);
 static void train_to_target(Run *run);
+static void save_checkpoint(Run *run, bool beside);
 static void follow_commits(Run *run, bool last);
 static int finish_run(Run *run, bool saved);
 static void write_trace(Run *run);
@@ -188,7 +189,7 @@ static bool train(Run *run) {
     bool saved =
         checkpointed->saved_commit == s->optimizer.steps && checkpointed->saved_reports == s->reports;
     if (saved || run->saving.times.never) { return true; }
-    begin_checkpoint(run, false);
+    save_checkpoint(run, false);
     return end_checkpoint(run);
 }
 
@@ -210,7 +211,7 @@ static void train_to_target(Run *run) {
         follow_commits(run, last);
         if (s->wishes.all_writers_done) { end_checkpoint(run); }
         if (!last && (s->wishes.save_agreed || is_due(before, s->optimizer.steps, saving->times.commits))) {
-            begin_checkpoint(run, true);
+            save_checkpoint(run, true);
         }
         // --save-every with a time: rank 0 asks by its clock; all learn of it with the next job.
         if (run_is_main(run) && saving->times.seconds > 0 &&
@@ -235,6 +236,19 @@ static void train_to_target(Run *run) {
     }
     run->nothing_left = was_done && !changed && !owes;
     if (!run->nothing_left) { follow_commits(run, true); }
+}
+
+// Saves the state, of which the ranks first make sure that all have the same.
+// beside: training continues while it is written.
+static void save_checkpoint(Run *run, bool beside) {
+    end_checkpoint(run);
+    double stopped = clock_seconds();
+    run->checkpointed.seconds = training_seconds(&run->clock);
+    watch_data(run);
+    // Each rank makes the steps by itself.
+    bool replicated = run->scheduler.transport->size > 1 && !rule_shards(run->rule);
+    if (replicated) { check_committed(&run->scheduler, run->rule, false); }
+    begin_checkpoint(run, beside, stopped);
 }
 
 // Looks at the commits since the last call: reports, validates, samples and redraws the

@@ -107,23 +107,19 @@ static inline bool end_checkpoint(Run *run) {
     return saved;
 }
 
+// Begins a checkpoint; none is being written. Training has waited for it since `stopped`, and
+// checkpointed.seconds is how long it had trained by then.
 // beside: training continues while it is written.
-static inline void begin_checkpoint(Run *run, bool beside) {
+static inline void begin_checkpoint(Run *run, bool beside, double stopped) {
     Scheduler *s = &run->scheduler;
     Saving *saving = &run->saving;
     SavedReport report = {s->optimizer.steps, 0};
     Error error = {""};
-    end_checkpoint(run);
-    double began = clock_seconds();
-    run->checkpointed.seconds = training_seconds(&run->clock);
     run->checkpointed.next_learning_rate = scheduler_learning_rate(s);
-    watch_data(run);
     run->checkpointed.data_changed = run->training.data_changed;
-    // Each rank makes the steps by itself.
-    if (s->transport->size > 1 && !rule_shards(run->rule)) { check_committed(s, run->rule, false); }
     bool begun = checkpoint_begin(&run->checkpointed, beside, &error);
     saving->began = clock_seconds(); // the clock of --save-every starts anew
-    saving->seconds = saving->began - began;
+    saving->seconds = saving->began - stopped;
     run->clock.paused += saving->seconds;
     if (!begun) { report_checkpoint(run, &report, saving->seconds, &error); }
 }

@@ -96,6 +96,10 @@ static inline void print_command(const Run *run, const ForecastRow *row) {
         }
     }
     if (options.epochs == 0) { options.tokens = (int64_t)row_tokens(row); }
+    if (options.inner != run->options.inner) { // a rate for AdamW is none for Muon
+        options.learning_rate = defaults.learning_rate;
+        options.minimum_learning_rate = defaults.minimum_learning_rate;
+    }
     options.config[0] = '\0';     // what the file says is in the options
     defaults.rule = options.rule; // it is always named, here
     // A plan need not know where what is frozen comes from; training has to.

@@ -87,15 +87,19 @@ static inline bool choose_rates(Run *run, Error *error) {
     bool finetunes = options->finetune[0] != '\0';
     if (options_leave(options, &options->learning_rate)) {
         // Larger models want smaller rates: GPT-3's table (Brown et al., 2020, table 2.1), our own
-        // measurement for tiny ones. Fine-tuning takes a tenth (ACCO's paper, for 2.7B: 2e-5).
+        // measurement for tiny ones. Muon's best is higher by the root of the tokens of a commit:
+        // 1 time at 1 k, 4 times from 16 k on, with 0.26 M to 32 M parameters
+        // (dev/results/muon-32M-2026-11-28.md). Fine-tuning takes a tenth (ACCO's paper, 2.7B: 2e-5).
+        bool muon = options->inner == INNER_MUON;
         double rate = parameters < 5e6     ? 2e-3
                       : parameters < 60e6  ? 1e-3
                       : parameters < 250e6 ? 6e-4
                       : parameters < 900e6 ? 3e-4
                                            : 1.6e-4;
-        options->learning_rate = finetunes ? rate / 10 : rate;
-        snprintf(run->rate_reason, sizeof run->rate_reason, ", chosen for %s%.3g M parameters",
-                 finetunes ? "fine-tuning " : "", parameters / 1e6);
+        double factor = muon ? fmin(fmax(sqrt(per_commit / 1024.0), 1), 4) : 1;
+        options->learning_rate = rate * factor / (finetunes ? 10 : 1);
+        snprintf(run->rate_reason, sizeof run->rate_reason, ", chosen for %s%.3g M parameters%s",
+                 finetunes ? "fine-tuning " : "", parameters / 1e6, muon ? " and Muon" : "");
     }
     if (options->schedule != SCHEDULE_CONSTANT && options_leave(options, &options->minimum_learning_rate)) {
         options->minimum_learning_rate = options->learning_rate / 10;

@@ -172,6 +172,11 @@ static void make_installs_and_explains(void **state) {
     shell(stage, "test -x there/bin/train_gpt && test -f there/share/man/man1/train_gpt.1 && "
                  "there/bin/acco-launch echo launched > launched && grep -q launched launched && "
                  "{ there/bin/acco-keep-going 2> usage; grep -q HOSTFILE usage; }");
+    shell(stage, "printf '#!/bin/sh\\necho \"  train_gpt asked for $*\"\\n' > train_gpt");
+    build(stage, ON_CPUS "install PREFIX=there"); // the page has what this program says, not one in PATH
+    shell(stage, "grep -qx 'train_gpt asked for help' there/share/man/man1/train_gpt.1");
+    shell(stage, "printf '#!/bin/sh\\nexit 1\\n' > train_gpt && ! scripts/install train_gpt nowhere && "
+                 "test ! -e nowhere && rm train_gpt");
     build(stage, ON_CPUS "install PREFIX=\"over there\"");
     shell(stage, "test -x 'over there/bin/train_gpt'");
     run(stage, "make uninstall PREFIX=\"over there\"");

@@ -3,9 +3,9 @@
 _train_gpt() {
     local word=${COMP_WORDS[COMP_CWD]} before=${COMP_WORDS[COMP_CWD - 1]} words=''
     local rows
-    rows=$("${COMP_WORDS[0]}" help markdown 2> /dev/null | grep '^| `--') || return
+    rows=$("${COMP_WORDS[0]/#\~\//$HOME/}" help markdown 2> /dev/null | grep '^| `--') || return
     if [[ $before == --* ]]; then
-        words=$(sed -nE "s/^\\| \`$before[ \`].*\\| ([a-z0-9-]+(, [a-z0-9-]+)* or [a-z0-9-]+) \\| .*/\\1/p" <<< "$rows" | sed '/ or more$/d; s/ or /, /; s/,//g')
+        words=$(sed -nE "s/^\\| \`$before[ \`].*\\| ([a-z0-9_-]+(, [a-z0-9_-]+)* or [a-z0-9_-]+) \\| .*/\\1/p" <<< "$rows" | sed '/ or more$/d; s/ or /, /; s/,//g')
     elif [[ $word == -* ]]; then
         words=$(sed -nE 's/^\| `(--[A-Za-z0-9-]*).*/\1/p' <<< "$rows")
     elif [ "$COMP_CWD" = 1 ]; then

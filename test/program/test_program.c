@@ -1214,9 +1214,12 @@ static void the_table_begins_with_its_heading(void **state) {
 static void the_first_run_takes_options(void **state) {
     Stage *stage = stage_of(state);
     shell(stage, "out=$PWD/first && cd \"$PROJECT_ROOT\" && export ASAN_OPTIONS=detect_leaks=0 && "
-                 "scripts/first-run --optimizer zero1 --tokens=2k --sample-tokens none "
+                 "scripts/first-run --optimizer zero1 --tokens=2k --sample-tokens 4 --prompt 'Two words' "
                  "--out \"$out\" > \"$out.txt\" && grep -q '^rule       zero1' \"$out.txt\" && "
-                 "grep -q 'muon       steps' \"$out.txt\"");
+                 "grep -q \" --prompt 'Two words' \" \"$out.txt\" && grep -q '^Two words' \"$out.txt\" && "
+                 "grep -q 'muon       steps' \"$out.txt\" && "
+                 "scripts/first-run --config \"$out/config.json\" --out \"$out-again\" > \"$out.txt\" && "
+                 "grep -q '^rule       zero1' \"$out.txt\" && grep -q '^Two words' \"$out.txt\"");
 }
 
 // Started without standard output, as by some daemons: no file of the run gets what would

@@ -517,7 +517,7 @@ static inline void options_find_kept(const Options *options, OptionText path) {
 // Takes from a configuration what is not given. FROM_FILE: from a template of --config, which
 // leaves to the program what its run chose, but for measurements. FROM_RUN: from the resumed run,
 // or that of --like, but no options of one run or of other rules; with --config only what it chose
-// and what is left to the program now.
+// and what is left to the program now. A plan names commands of other runs, which choose anew.
 static inline bool options_take(const char *path, OptionSource source, Options *options,
                                 OptionSources sources, Error *error) {
     Options saved;
@@ -530,7 +530,7 @@ static inline bool options_take(const char *path, OptionSource source, Options *
         int index = i % OPTION_COUNT_OF_TABLE;
         const OptionSpec *option = &option_table[index];
         bool depends = option->rules != NULL || option_relates(option, OPTION_FOLLOWS, NULL);
-        bool anew = !again && option->measured == NULL;
+        bool anew = (!again || options->command == COMMAND_PLAN) && option->measured == NULL;
         bool is_free = !again || (!option->of_one_run && options->config[0] == '\0');
         bool fits = !again || option_is_of_rule(option, options_rule(options));
         for (const OptionRelation *relation = option->relations; relation->kind != 0; relation++) {

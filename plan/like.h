@@ -23,7 +23,9 @@ static inline double like_number(const json_t *event, const char *name) {
     return json_number_value(json_object_get(event, name));
 }
 
-static inline void like_take_start(const json_t *event, LikeRun *like) {
+// Whether the run that starts here computes as the one before it in the log.
+static inline bool like_take_start(const json_t *event, LikeRun *like) {
+    const LikeRun before = *like;
     const json_t *ranks = json_object_get(event, "ranks"), *options = json_object_get(event, "options");
     const json_t *first = json_array_get(ranks, 0), *host = json_object_get(first, "host");
     const char *device = json_string_value(json_object_get(first, "device"));
@@ -39,10 +41,13 @@ static inline void like_take_start(const json_t *event, LikeRun *like) {
     like->tokens = like_number(options, "micro-batch") * like_number(options, "seq-len");
     free(like->rank_seconds); // of as many ranks as the run had before it was resumed
     like->rank_seconds = NULL;
+    return like->ranks == before.ranks && like->tokens == before.tokens && like->threads == before.threads &&
+           like->on_gpu == before.on_gpu;
 }
 
-// Reads the log. A resumed run counts from its resumption on. The first report, with cold caches,
-// counts only if there is no other. False: there is no log, or it has no report.
+// Reads the log. A resumed run counts from its resumption on; until it reports, if it computes as
+// before, the reports before that count. The first report, with cold caches, counts only if there
+// is no other. False: there is no log, or it has no report.
 static inline bool like_read(const char *name, LikeRun *like, Error *error) {
     char path[PATH_MAX + 16], *line = NULL;
     size_t room = 0;
@@ -61,7 +66,7 @@ static inline bool like_read(const char *name, LikeRun *like, Error *error) {
         bool reported = strcmp(kind, "report") == 0 && like->ranks > 0 &&
                         like_number(event, "micro_batch_ms") > 0 && like_number(event, "steps") > 0;
         if (strcmp(kind, "start") == 0) {
-            like_take_start(event, like);
+            steps = like_take_start(event, like) ? steps : 0;
             reports = 0;
         } else if (strcmp(kind, "end") == 0) {
             const json_t *times = json_object_get(event, "rank_micro_batch_ms");

@@ -483,10 +483,11 @@
     OPTION("host-mbit", PLAN, SAME_BITS, REAL, host_mbit, "auto", 1e-3, 1e8, "MBIT", .word = "auto",
      .commands = FOR_PLANS, .help =
      "Million bits a second that a host can send to the others, and receive at the same time; its ranks "
-     "share them. What data get of it is 95 %. auto: --link-mbit, and where that is off 10000.")
+     "share them. What data get of it is 96 %. auto: --link-mbit, and where that is off 10000.")
     OPTION("host-us", PLAN, SAME_BITS, REAL, host_us, "auto", 1e-3, 1e8, "US", .word = "auto",
      .commands = FOR_PLANS, .help =
-     "Microseconds of a short message from one host to another. auto: --link-us, or 50 where that is off.")
+     "Microseconds of a short message from one host to another. auto: --link-us; where that is off 50, or 0 "
+     "beside an emulated --link-mbit.")
     OPTION("inside-mbit", PLAN, SAME_BITS, REAL, inside_mbit, "off", 1e-3, 1e8, "MBIT", .word = "off",
      .commands = FOR_PLANS, .help =
      "Million bits a second that each rank can send to the others of its host. off: as fast as memory, which "

@@ -144,6 +144,7 @@ typedef struct OptionSpec {
     const char *measured; // the value that stands for what a run measures at its start, and keeps
     bool of_one_run;      // it names files of one run, or its ranks: a run or plan after it lacks it
     const char *also;     // other names that users try; errors answer with this one
+    const char *meant[5]; // the same for choices, in pairs: another name, and the choice that it means
     const char *help;     // the effect, and what it costs
 } OptionSpec;
 

@@ -157,7 +157,10 @@ static inline bool option_set(const OptionSpec *option, Options *options, const 
         return true;
     }
     char why[NAME_HINT + 16], hint[NAME_HINT];
-    snprintf(why, sizeof why, "is unknown%s", name_hint(text, option->choices, count, hint));
+    const char *const *meant = option->meant;
+    while (*meant != NULL && strcmp(*meant, text) != 0) { meant += 2; }
+    name_hint(*meant != NULL ? meant[1] : text, option->choices, count, hint);
+    snprintf(why, sizeof why, "is unknown%s", hint);
     return option_refuse(option, text, why, error);
 }
 

@@ -300,11 +300,12 @@
      "values that are not finite are spikes.")
 
     OPTION("device", MACHINE, PLACEMENT, CHOICE, device, "auto", .choices = {"auto", "cpu", "cuda"},
-     .commands = FOR_TRAINING | FOR_EVALUATION, .help =
+     .commands = FOR_TRAINING | FOR_EVALUATION, .meant = {"gpu", "cuda"}, .help =
      "Where a rank computes. auto: on a GPU, where the program was built for it and the node has one (the "
      "ranks of a node take its GPUs in turn); otherwise on the CPU. Ranks of one run may differ.")
     OPTION("precision", MACHINE, OTHER_BITS, CHOICE, precision, "auto", .choices = {"auto", "fp32", "bf16",
-     "fastest"}, .commands = FOR_TRAINING | FOR_EVALUATION, .measured = "fastest", .also = "dtype", .help =
+     "fastest"}, .commands = FOR_TRAINING | FOR_EVALUATION, .measured = "fastest", .also = "dtype",
+     .meant = {"bfloat16", "bf16", "float32", "fp32"}, .help =
      "Number format of weights and activations; sums, master parameters and gradients are always fp32, "
      "moments as --moments says. auto: bf16 on a GPU, fp32 on a CPU. bf16 on a CPU is faster only where the "
      "processor multiplies bf16; the run measures that and says it. fastest: bf16 on a GPU, and on CPUs "

@@ -372,6 +372,8 @@ static void test_names_are_suggested(void **state) {
     expect_refused("--log-every 5", "unknown option --log-every: did you mean --report-every?", "");
     expect_refused("--num_train_epochs 5", "did you mean --epochs?", "");
     expect_refused("--precision fp16", "fp16 is unknown (did you mean fp32?)", "auto, fp32, bf16 or fastest");
+    expect_refused("--precision bfloat16", "bfloat16 is unknown (did you mean bf16?)", "");
+    expect_refused("--device gpu", "gpu is unknown (did you mean cuda?)", "auto, cpu or cuda"); // and not cpu
     expect_refused("--co2_gap 1", "did you mean --co2-gap?", "");
     expect_refused("--rank-acumulate 1,2", "did you mean --rank-accumulate?", "");
     char all[256] = "";

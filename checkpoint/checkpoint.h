@@ -239,7 +239,7 @@ static const StateNumber PROGRESS_NUMBERS[] = {NUMBER(COUNT, CheckpointedRun, da
                                                NUMBER(AMOUNT, CheckpointedRun, next_learning_rate),
                                                NUMBER(COUNT, CheckpointedRun, validated_commit),
                                                NUMBER(COUNT, CheckpointedRun, best_commit),
-                                               NUMBER(AMOUNT, CheckpointedRun, best_loss),
+                                               NUMBER(REAL, CheckpointedRun, best_loss),
                                                NUMBER_AS("worse_validations", COUNT, CheckpointedRun, worse),
                                                NUMBERS_END};
 

@@ -348,9 +348,10 @@ static inline bool hf_model_copy_tokenizer(const char *from, const char *to, Err
 }
 
 // The id of the token that has a role such as "eos_token" in the tokenizer at `from`, or else in
-// the config.json beside it; -1: it is unknown, or `from` is NULL. Ids are in tokenizer.json, or
-// else in vocab.json; where there is neither (but a tokenizer.model), in that config.json.
-static inline int hf_model_special_id(const char *from, const char *role, int vocabulary) {
+// the config.json beside it, which may have a list of them; null: it is unknown, or `from` is NULL.
+// Ids are in tokenizer.json, or else in vocab.json; where there is neither (but a tokenizer.model),
+// in that config.json.
+static inline json_t *hf_model_special_ids(const char *from, const char *role, int vocabulary) {
     static const char *const names[4] = {"tokenizer_config.json", "config.json", "tokenizer.json",
                                          "vocab.json"};
     json_t *files[4] = {NULL, NULL, NULL, NULL}; // NULL: it is not there, or is no JSON
@@ -371,9 +372,27 @@ static inline int hf_model_special_id(const char *from, const char *role, int vo
         const char *spelling = json_text(entry, "content");
         if (spelling != NULL && strcmp(spelling, content) == 0) { item = json_object_get(entry, "id"); }
     }
-    json_int_t id = json_is_integer(item) ? json_integer_value(item) : -1;
+    json_t *list = json_array(), *ids = json_null();
+    for (size_t i = 0; i < (json_is_array(item) ? json_array_size(item) : 1); i++) {
+        json_t *one = json_is_array(item) ? json_array_get(item, i) : (json_t *)item;
+        bool sound = json_is_integer(one) && json_integer_value(one) >= 0;
+        if (sound && json_integer_value(one) < vocabulary) { json_array_append(list, one); }
+    }
+    if (json_array_size(list) > 0) {
+        ids = json_incref(json_is_array(item) ? list : json_array_get(list, 0));
+    }
+    json_decref(list);
     for (int i = 0; i < 4; i++) { json_decref(files[i]); }
-    return id >= 0 && id < vocabulary ? (int)id : -1;
+    return ids;
+}
+
+// The same as a number, the first of a list; -1: it is unknown.
+static inline int hf_model_special_id(const char *from, const char *role, int vocabulary) {
+    json_t *ids = hf_model_special_ids(from, role, vocabulary);
+    const json_t *first = json_is_array(ids) ? json_array_get(ids, 0) : ids;
+    int id = json_is_integer(first) ? (int)json_integer_value(first) : -1;
+    json_decref(ids);
+    return id;
 }
 
 // ---- Writing: the configuration -------------------------------------------------------
@@ -391,9 +410,8 @@ static inline json_t *hf_model_describe(const ModelConfig *config, const char *t
     json_decref(sizes);
     for (int i = 0; i < 2; i++) {
         char key[32];
-        int id = hf_model_special_id(tokenizer, roles[i], config->vocabulary);
         snprintf(key, sizeof key, "%s_id", roles[i]);
-        json_object_set_new(root, key, id >= 0 ? json_integer(id) : json_null());
+        json_object_set_new(root, key, hf_model_special_ids(tokenizer, roles[i], config->vocabulary));
     }
     return root;
 }

@@ -369,9 +369,18 @@ static void ids_of_the_configuration_are_kept(void **state) {
     save_or_fail(scratch("keeps_on"), &loaded, scratch("keeps_ids"));
     read_text(scratch("keeps_on/config.json"), text);
     assert_non_null(strstr(text, "\"eos_token_id\": 4"));
-    write_text(scratch("named/config.json"), "{\"bos_token_id\": [3], \"eos_token_id\": 1000000}");
+    write_text(scratch("named/config.json"), "{\"bos_token_id\": [\"3\"], \"eos_token_id\": 1000000}");
     assert_int_equal(hf_model_special_id(scratch("named"), "bos_token", 50), -1);
     assert_int_equal(hf_model_special_id(scratch("named"), "eos_token", 50), -1);
+    write_text(scratch("named/config.json"), "{\"bos_token_id\": [], \"eos_token_id\": [5, 1000000, 7]}");
+    save_or_fail(scratch("keeps_list"), &loaded, scratch("named"));
+    read_text(scratch("keeps_list/config.json"), text);
+    assert_non_null(strstr(text, "\"bos_token_id\": null"));
+    char *list = strstr(text, "\"eos_token_id\": ["), *rest;
+    assert_non_null(list);
+    assert_int_equal(strtol(list + strlen("\"eos_token_id\": ["), &rest, 10), 5);
+    assert_int_equal(strtol(rest + 1, NULL, 10), 7);
+    assert_int_equal(hf_model_special_id(scratch("named"), "eos_token", 50), 5);
     loaded_free(&loaded);
 }
 

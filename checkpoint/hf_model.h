@@ -52,8 +52,15 @@ static inline int hf_model_add_file(HfModel *model, const char *directory, const
     return model->file_count++;
 }
 
+// The name of a tensor in a file without the family's prefix, which files may leave out.
+static inline const char *hf_model_bare(const HfModel *model, const char *name) {
+    const char *prefix = model->config.family->prefix;
+    return name + (strncmp(name, prefix, strlen(prefix)) == 0 ? strlen(prefix) : 0);
+}
+
 // Opens the files that model.safetensors.index.json names, each when it is first named,
-// and checks that every tensor is in the file that the index gives for it.
+// and checks that every tensor is in the file that the index gives for it. Converters leave names
+// there of what they have left out: constants, and one of two tied tensors.
 static inline bool hf_model_open_shards(HfModel *model, const char *directory, Error *error) {
     char path[PATH_MAX];
     json_error_t problem;
@@ -77,7 +84,10 @@ static inline bool hf_model_open_shards(HfModel *model, const char *directory, E
         int index = 0;
         while (index < model->file_count && strcmp(model->files[index].name, shard) != 0) { index++; }
         if (index == model->file_count) { index = hf_model_add_file(model, directory, shard, error); }
-        good = index >= 0 && (safetensors_find(&model->files[index].file, name) != NULL ||
+        const char *bare = hf_model_bare(model, name), *head = model->table.entries[model->table.head].name;
+        bool needed = strcmp(bare, "lm_head.weight") != 0 && strcmp(bare, hf_model_bare(model, head)) != 0 &&
+                      !model_is_constant(bare, &model->config);
+        good = index >= 0 && (!needed || safetensors_find(&model->files[index].file, name) != NULL ||
                               error_set(error, "%.300s says that tensor %.80s is in %.80s, but it is not",
                                         path, name, shard));
         if (!good) { break; }
@@ -104,8 +114,7 @@ static inline int hf_model_shape(const ParameterInfo *info, bool transposed, siz
 
 // Finds the tensor of the table that `entry` is, and checks its type and shape.
 static inline bool hf_model_place(HfModel *model, const SafetensorsEntry *entry, Error *error) {
-    const char *prefix = model->config.family->prefix;
-    const char *name = entry->name + (strncmp(entry->name, prefix, strlen(prefix)) == 0 ? strlen(prefix) : 0);
+    const char *name = hf_model_bare(model, entry->name);
     const SafetensorsEntry **source = strcmp(entry->name, "lm_head.weight") == 0 ? &model->head : NULL;
     const ParameterInfo *info = &model->table.entries[model->table.head], *own = model->table.entries;
     for (int i = 0; i < model->table.count; i++, own++) {

@@ -324,15 +324,19 @@ static inline bool hf_model_copy_file(const char *from, const char *to, Error *e
     return good;
 }
 
-// Where the file `name` of a tokenizer is; false: nowhere. from: its directory, or its
-// tokenizer.json alone, which may have another name.
+// Where the file `name` of a tokenizer is; false: nowhere. from: its directory, the tokenizer.json
+// in it, or such a file of another name, alone.
 static inline bool hf_model_find_tokenizer(const char *from, const char *name, char path[PATH_MAX]) {
     struct stat status;
-    Error ignored;
-    if (stat(from, &status) == 0 && !S_ISDIR(status.st_mode)) {
+    const char *slash = strrchr(from, '/'), *last = slash != NULL ? slash + 1 : from;
+    bool is_file = stat(from, &status) == 0 && !S_ISDIR(status.st_mode);
+    if (is_file && strcmp(last, "tokenizer.json") != 0) {
         return snprintf(path, PATH_MAX, "%s", from) < PATH_MAX && strcmp(name, "tokenizer.json") == 0;
     }
-    return path_within(path, from, name, &ignored) && stat(path, &status) == 0;
+    int length = is_file ? (int)(last - from) : (int)strlen(from);
+    const char *between = is_file ? "" : "/";
+    return snprintf(path, PATH_MAX, "%.*s%s%s", length, from, between, name) < PATH_MAX &&
+           stat(path, &status) == 0;
 }
 
 // Copies the files of such a tokenizer, and how transformers is to generate with it.

@@ -14,7 +14,7 @@
 typedef struct Export {
     const Options *options;
     const char *file;                    // the last part of --to
-    char tokenizer[TOKENIZER_PATH_SIZE]; // a directory, or a tokenizer.json of another name; empty: none
+    char tokenizer[TOKENIZER_PATH_SIZE]; // a directory, or a tokenizer.json; empty: none
     HfModel model;
     Tokenizer codec;
     Chat chat;
@@ -259,8 +259,6 @@ static inline int command_export(const Options *options) {
     const char *slash = strrchr(options->to, '/');
     task.file = slash != NULL ? slash + 1 : options->to;
     tokenizer_path(options, task.tokenizer);
-    char *name = strstr(task.tokenizer, "/tokenizer.json");
-    if (name != NULL && strcmp(name, "/tokenizer.json") == 0) { *name = '\0'; }
     bool good = length > 0 || error_set(&error, "export needs --to FILE.gguf, or --to DIRECTORY");
     good = good && hf_model_open(&task.model, options->from, &error);
     const HfModel *model = &task.model;
@@ -278,8 +276,9 @@ static inline int command_export(const Options *options) {
     } else if (good) {
         float *parameters = MEMORY_OF(float, model->table.parameter_count);
         hf_model_read(model, parameters);
+        // Without a tokenizer.json the model may have other files of one, and ids in its config.json.
         good = hf_model_save(options->to, &model->config, &model->table, parameters,
-                             task.tokenizer[0] != '\0' ? task.tokenizer : NULL, NULL, NULL, &error);
+                             task.tokenizer[0] != '\0' ? task.tokenizer : options->from, NULL, NULL, &error);
         free(parameters);
         if (!good) { tree_remove(options->to); }
         task.unwritten = !good;

@@ -676,7 +676,7 @@ static const struct {
     {"export --from qwen3 --to there --tokenizer nowhere", "cannot read nowhere"},
     {"export --from silent --to a.gguf --system x", "whose chat takes a system text"},
     {"export --from wide --to a.gguf", "whose heads together are not as wide as hidden_size"},
-    {"export --from endless --to a.gguf", "endless has no token <|endoftext|>"},
+    {"export --from endless --to a.gguf", "endless/tokenizer.json has no token <|endoftext|>"},
     {"export --from qwen3 --to a.gguf --lr 1", "--lr has no effect on train_gpt export"},
     {"export --from damaged --to a.gguf", "damaged"},
 };

@@ -315,13 +315,15 @@ static inline bool hf_model_copy_file(const char *from, const char *to, Error *e
     int input = open(from, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // opening a pipe must not wait
     if (input < 0) { return error_set_file(error, "read", from); }
     int output = open(to, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    while (output >= 0 && count > 0) {
-        count = read(input, block, sizeof block);
-        if (count > 0 && !file_write_all(output, block, (size_t)count, FILE_POSITION)) { count = -1; }
+    bool written = output >= 0;
+    while (written && (count = read(input, block, sizeof block)) > 0) {
+        written = file_write_all(output, block, (size_t)count, FILE_POSITION);
     }
-    bool good = output >= 0 ? file_finish(output, to, count == 0, error) : error_set_file(error, "write", to);
+    int reason = errno;
+    bool good = output >= 0 ? file_finish(output, to, written, error) : error_set_file(error, "write", to);
     close(input);
-    return good;
+    errno = reason;
+    return count >= 0 ? good : error_set_file(error, "read", from);
 }
 
 // Where the file `name` of a tokenizer is; false: nowhere. from: its directory, the tokenizer.json

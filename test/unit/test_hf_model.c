@@ -346,6 +346,11 @@ static void the_tokenizer_goes_with_the_model(void **state) {
     assert_int_equal(entries_in(scratch("with_pieces")), 5);
     read_text(scratch("with_pieces/config.json"), text);
     assert_non_null(strstr(text, "\"eos_token_id\": 2"));
+    Error error;
+    mkdir(scratch("pieces/vocab.json"), 0777);
+    assert_false(hf_model_copy_tokenizer(scratch("pieces"), scratch("with_pieces"), &error));
+    assert_non_null(strstr(error.text, "cannot read "));
+    assert_non_null(strstr(error.text, "/pieces/vocab.json: Is a directory"));
     write_text(scratch("tokenizer/tokenizer_config.json"), "{\"eos_token\":[7],");
     assert_int_equal(hf_model_special_id(scratch("tokenizer"), "eos_token", 53), -1);
     loaded_free(&loaded);

@@ -276,7 +276,7 @@ static inline int command_export(const Options *options) {
     } else if (good) {
         float *parameters = MEMORY_OF(float, model->table.parameter_count);
         hf_model_read(model, parameters);
-        // Without a tokenizer.json the model may have other files of one, and ids in its config.json.
+        // Without a tokenizer.json the model may have other files of one, and ids in config.json.
         good = hf_model_save(options->to, &model->config, &model->table, parameters,
                              task.tokenizer[0] != '\0' ? task.tokenizer : options->from, NULL, NULL, &error);
         free(parameters);

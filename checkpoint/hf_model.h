@@ -190,6 +190,9 @@ static inline bool hf_model_open_whole(HfModel *model, const char *directory, Er
         good = hf_model_add_file(model, directory, "model.safetensors", error) >= 0;
     } else if (hf_model_has(directory, "model.safetensors.index.json")) {
         good = hf_model_open_shards(model, directory, error);
+    } else if (hf_model_has(directory, ADAPTERS_CONFIG)) {
+        error_set(error, "%.300s holds adapters, too, and no model: merge them by export --to DIRECTORY",
+                  directory);
     } else {
         error_set(
             error,

@@ -231,8 +231,8 @@
 
     OPTION("lr", RATE, OTHER_BITS, REAL, learning_rate, "auto", 1e-12, 100, "RATE", .word = "auto",
      .also = "lrate, learning-rate", .help =
-     "Peak learning rate. auto: chosen by the size of the model; for --inner muon up to four times as high, by "
-     "the tokens of a commit; a tenth of that for --finetune.")
+     "Peak learning rate. auto: chosen by the size of the model; for --inner muon up to four times as high, "
+     "by the tokens of a commit; a tenth of that for --finetune.")
     OPTION("min-lr", RATE, OTHER_BITS, REAL, minimum_learning_rate, "auto", 0, 100, "RATE", .word = "auto",
      .word_value = -1, .relations = {EXCLUDES(schedule, "constant"), FOLLOWS(learning_rate)}, .help =
      "Learning rate at the end of the schedule. auto: a tenth of --lr.")

@@ -304,22 +304,30 @@ static inline SourceArea source_vector(const CheckpointSource *source, const Che
     return shared;
 }
 
-// The gradient sums that wait for the next job, of the old workers that are dealt out to
-// this rank. The caller frees the sum (parameter_count).
+// Micro-batches of this run in a saved one, by their tokens.
+static inline double source_scale(const CheckpointSource *source, const CheckpointedRun *run) {
+    return (double)source->before.B * (double)source->before.T / (double)((int64_t)run->B * run->T);
+}
+
+// The gradient sums that wait for the next job, of the old workers that are dealt out to this rank,
+// in micro-batches of this run. The caller frees the sum (parameter_count).
 static inline float *source_gradients(const CheckpointSource *source, const CheckpointedRun *run,
                                       Tally *handed_over, Tally *kept) {
     size_t count = run->table->parameter_count;
+    double scale = source_scale(source, run);
     float *sum = MEMORY_OF(float, count);
     memset(handed_over, 0, sizeof *handed_over);
     memset(kept, 0, sizeof *kept);
     for (int worker = run->transport->rank; worker < source->workers; worker += run->transport->size) {
         SourceArea gradients = source_area(source, "gradients", worker);
         for (size_t i = 0; gradients.data != NULL && i < count; i++) {
-            sum[i] += real_load(gradients.data, i, gradients.format);
+            sum[i] += real_load(gradients.data, i, gradients.format) * (float)scale;
         }
         tally_add(handed_over, &source->numbers[worker].handed_over);
         tally_add(kept, &source->numbers[worker].tally);
     }
+    handed_over->micro_batches *= scale;
+    kept->micro_batches *= scale;
     return sum;
 }
 
@@ -388,8 +396,7 @@ static inline void load_numbers(const CheckpointSource *source, CheckpointedRun 
     WorkerNumbers mine = source->numbers[run->transport->rank % source->workers];
     numbers_read(manifest, SCHEDULER_NUMBERS, s);
     numbers_read(manifest, PROGRESS_NUMBERS, run);
-    // Micro-batches of this run in a saved one.
-    double scale = (double)source->before.B * (double)source->before.T / (double)((int64_t)run->B * run->T);
+    double scale = source_scale(source, run);
     s->gradients_done *= scale;
     s->report.gradients_done *= scale;
     if (!source->same_rule) { // then reports begin anew, at the present commit
@@ -399,6 +406,7 @@ static inline void load_numbers(const CheckpointSource *source, CheckpointedRun 
     if (s->job_in_flight) {
         numbers_read(json_object_get(manifest, "job"), JOB_NUMBERS, &s->job);
         s->job.gradients_done *= scale;
+        s->job.total.micro_batches *= scale;
         s->job.spike = SPIKE_NONE; // checkpoint_begin saves no job with a spike
     }
     bool same_fragments = source->same_rule && s->local.fragments != NULL &&

@@ -635,6 +635,39 @@ static void work_is_counted_on_with_another_batch(void **state) {
     }
 }
 
+// Sums that were under way are of micro-batches as they were then. What is made of them first is
+// what it would have been: dpu's commit, acco's of both batches, co2's outer step.
+static void sums_under_way_have_the_batch_of_then(void **state) {
+    static const char *const rules[] = {"dpu --sequential 0", "acco --acco-split 0.75 --accumulate 4",
+                                        "co2 --co2-tau 4 --co2-gap 1 --lr 0.01 --val-every 1"};
+    Stage *stage = stage_with_ranks(state);
+    Fleet *fleet = fleet_new(stage);
+    for (int i = 0; i < 3; i++) {
+        fleet_start(fleet, 2, "--optimizer %s --warmup 0 --tokens 1280 --save-every 1 --keep 100", rules[i]);
+    }
+    fleet_finish(fleet);
+    for (int i = 0; i < 3; i++) {
+        fleet_start(fleet, 2,
+                    "--optimizer %s --warmup 0 --tokens 2560 --micro-batch 4 --report-every 1 --resume %s",
+                    rules[i], step_path(&fleet->trainings[i], 4));
+    }
+    for (int i = 3; i < 6; i++) {
+        const char *what = fleet->trainings[i].what;
+        fleet->events[i] = training_finish(stage, &fleet->trainings[i]);
+        if (i == 5) {
+            assert_close(fleet_number(fleet, 5, "validation", 0, "loss"),
+                         fleet_number(fleet, 2, "validation", 0, "loss"), 0.02, what);
+            continue;
+        }
+        double norm = fleet_number(fleet, i, "report", 0, "grad_norm"),
+               next = fleet_number(fleet, i, "report", 1, "grad_norm");
+        assert_close(norm / next, 1, 0.2, what);
+        // 4 commits of before and the sum under way, which has a round B of now under acco.
+        int tokens = i == 3 ? 5 * 4 * 16 : 4 * 8 * 16 + 6 * 16 + 2 * 64;
+        assert_close(fleet_number(fleet, i, "report", 0, "tokens"), tokens / 64 * 64, 0, what);
+    }
+}
+
 // ---- --resume auto --------------------------------------------------------------------
 
 // Starts or resumes the run in OUT.
@@ -2331,6 +2364,7 @@ static const struct CMUnitTest tests[] = {
     CHECKPOINT_TEST(an_error_counts_once_where_eager_is_turned_off),
     CHECKPOINT_TEST(moments_change_their_format),
     CHECKPOINT_TEST(work_is_counted_on_with_another_batch),
+    CHECKPOINT_TEST(sums_under_way_have_the_batch_of_then),
     CHECKPOINT_TEST(auto_goes_on_where_the_log_is),
     CHECKPOINT_TEST(what_was_measured_is_kept),
     CHECKPOINT_TEST(a_measured_split_is_kept_where_batches_are_as_they_were),

@@ -25,10 +25,25 @@ typedef struct CheckpointSource {
     bool in_flight;              // it had a job under way
     WorkerNumbers *numbers;      // (workers): of each of its ranks
     int workers;
-    uint64_t furthest; // micro-batches begun by the worker that came furthest
+    int *turn;         // (workers): SchedulerSettings::turn of that run, or NULL
+    uint64_t furthest; // of all its micro-batches: behind those that its workers have begun
 } CheckpointSource;
 
 // ---- Opening --------------------------------------------------------------------------
+
+// Reads how many micro-batches its ranks had in a turn. False: there cannot be such numbers.
+static inline bool source_read_turn(CheckpointSource *source) {
+    const json_t *list = json_object_get(source->manifest, "turn");
+    bool good = list == NULL || json_array_size(list) == (size_t)source->workers;
+    if (list == NULL || !good) { return good; }
+    source->turn = MEMORY_OF(int, source->workers);
+    for (int i = 0; i < source->workers; i++) {
+        json_int_t count = json_integer_value(json_array_get(list, (size_t)i));
+        good = good && count >= 1 && count <= 1000000;
+        source->turn[i] = (int)count;
+    }
+    return good;
+}
 
 // Reads the numbers of the manifest. False: they are not the state of a run of its rule.
 static inline bool source_read_numbers(CheckpointSource *source) {
@@ -48,13 +63,18 @@ static inline bool source_read_numbers(CheckpointSource *source) {
                numbers_read(json_object_get(manifest, "job"), JOB_NUMBERS, &s.job) && s.job.kind == AVERAGE &&
                s.job.fragment == 0;
     }
-    good = good && count >= 1 && count <= 1000000;
+    good = good && count >= 1 && count <= 1000000 && source_read_turn(source);
     if (good) { source->numbers = MEMORY_OF(WorkerNumbers, count); }
+    double turn = 0; // micro-batches of all ranks
+    for (size_t i = 0; good && i < count; i++) { turn += source->turn != NULL ? source->turn[i] : 1; }
     for (size_t i = 0; good && i < count; i++) {
         WorkerNumbers *worker = &source->numbers[i];
         good = numbers_read(json_array_get(workers, i), WORKER_NUMBERS, worker) &&
-               isfinite(worker->norms.mean) && isfinite(worker->losses.mean);
-        source->furthest = size_max(source->furthest, worker->micro_batches_begun);
+               isfinite(worker->norms.mean) && isfinite(worker->losses.mean) &&
+               (double)worker->micro_batches_begun * turn <= 0x1p53;
+        if (!good) { break; }
+        source->furthest = size_max(source->furthest, micro_batches_passed(source->turn, (int)count, (int)i,
+                                                                           worker->micro_batches_begun));
     }
     // No fragment was applied in the future, and the next one is one of them.
     good = good && json_is_array(applied) && (fragments > 0 || rule->kind != RULE_LOCAL);
@@ -65,9 +85,9 @@ static inline bool source_read_numbers(CheckpointSource *source) {
     }
     good = good && s.local.fragment >= 0 && (size_t)s.local.fragment < size_max(fragments, 1);
     // The position in the data, counted in tokens: load_numbers computes with it.
-    return good && ((double)before->data_base + (double)source->furthest * (double)count) *
-                           (double)before->B * (double)before->T <=
-                       0x1p53;
+    return good &&
+           ((double)before->data_base + (double)source->furthest) * (double)before->B * (double)before->T <=
+               0x1p53;
 }
 
 typedef struct SourceArea {
@@ -187,6 +207,7 @@ static inline bool source_is_of_model(const CheckpointSource *source, const Chec
 static inline void checkpoint_close(CheckpointSource *source) {
     json_decref(source->manifest);
     free(source->numbers);
+    free(source->turn);
     safetensors_close(&source->state);
     memset(source, 0, sizeof *source);
 }
@@ -387,6 +408,15 @@ static inline void load_vectors(const CheckpointSource *source, CheckpointedRun 
     free(stage);
 }
 
+// Whether micro-batches were numbered as by this run of as many ranks.
+static inline bool source_has_turn(const CheckpointSource *source, const CheckpointedRun *run) {
+    const int *turn = run->scheduler->settings.turn;
+    for (int i = 0; i < source->workers; i++) {
+        if ((turn != NULL ? turn[i] : 1) != (source->turn != NULL ? source->turn[i] : 1)) { return false; }
+    }
+    return true;
+}
+
 // Sets the counters of the run. If there are more ranks now, some take over another worker's spike
 // detectors. The other numbers of a worker are used only with the same number of ranks, and of
 // tokens in a micro-batch.
@@ -419,10 +449,9 @@ static inline void load_numbers(const CheckpointSource *source, CheckpointedRun 
     s->spikes.losses = mine.losses;
     s->spikes.norms.limit = s->spikes.losses.limit = s->settings.spike_limit;
     s->spikes.in_a_row = mine.spikes_in_a_row;
-    if (source->workers != run->transport->size || scale != 1) {
+    if (source->workers != run->transport->size || scale != 1 || !source_has_turn(source, run)) {
         // The data continue where the furthest worker was, so that none are used twice.
-        double begun = (double)source->furthest * source->workers;
-        run->data_base = (int64_t)ceil(((double)run->data_base + begun) * scale);
+        run->data_base = (int64_t)ceil(((double)run->data_base + (double)source->furthest) * scale);
         return;
     }
     s->micro_batches_begun = mine.micro_batches_begun;

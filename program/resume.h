@@ -338,11 +338,19 @@ static inline void resume_run(Run *run) {
 
 enum { ROLLBACK_PATIENCE = 3 }; // how often a spike may send a run back to the same checkpoint
 
-// Where the next micro-batch of the least or most advanced rank lies, in those of all ranks.
-static inline int64_t data_position(const CheckpointedRun *checkpointed, double (*fold)(double, double)) {
-    double mine = checkpointed->scheduler->micro_batches_begun,
-           found = transport_fold(checkpointed->transport, "position in the data", mine, fold);
-    return checkpointed->data_base + (int64_t)found * checkpointed->transport->size;
+// In the micro-batches of all ranks: where the first lies that some rank has not begun, or, behind,
+// those that no rank has.
+static inline int64_t data_position(const CheckpointedRun *checkpointed, bool behind) {
+    Transport *transport = checkpointed->transport;
+    const Scheduler *s = checkpointed->scheduler;
+    const int *turn = s->settings.turn;
+    int rank = transport->rank, ranks = transport->size;
+    uint64_t mine = behind ? micro_batches_passed(turn, ranks, rank, s->micro_batches_begun)
+                           : micro_batch_number(turn, ranks, rank, s->micro_batches_begun);
+    double (*fold)(double, double) = fmin;
+    if (behind) { fold = fmax; }
+    return checkpointed->data_base +
+           (int64_t)transport_fold(transport, "position in the data", (double)mine, fold);
 }
 
 // Continues from the newest sound checkpoint with data that no rank has used before.
@@ -353,7 +361,7 @@ static inline bool roll_back(Run *run) {
     Saving *saving = &run->saving;
     double began = clock_seconds() - run->clock.paused;
     scheduler_settle(s); // the exchanges below must be the only ones
-    int64_t position = data_position(checkpointed, fmax), from = s->optimizer.steps;
+    int64_t position = data_position(checkpointed, true), from = s->optimizer.steps;
     double spikes = s->spikes.count, rollbacks = s->spikes.rollbacks + 1;
     end_checkpoint(run);
     scheduler_drop(s);
@@ -367,7 +375,7 @@ static inline bool roll_back(Run *run) {
     s->spikes.rollbacks = rollbacks;
     s->spikes.failed = commit < 0 || saving->rollback_repeats > ROLLBACK_PATIENCE;
     if (s->spikes.failed) { return false; }
-    checkpointed->data_base += position - data_position(checkpointed, fmin);
+    checkpointed->data_base += position - data_position(checkpointed, false);
     run->clock.paused = clock_seconds() - began; // all of this, with what end_checkpoint has already counted
     continue_reports(run, training_seconds(&run->clock));
     run->checkpointed.saved_commit = -1; // the checkpoint on disk does not know of the rollback

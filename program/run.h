@@ -44,6 +44,7 @@ typedef struct Run {
     int B, T;                 // sequences in a micro-batch, tokens in a sequence
     OptimizerTensor *tensors; // (tensor_count): as the optimizer sees them
     int tensor_count;
+    int *turn; // (ranks): SchedulerSettings::turn
     char rate_reason[64], bucket_reason[160], rule_reason[RULE_TEXT];
     // The other ranks, and signals from outside.
     Transport transport;

@@ -35,6 +35,16 @@ static inline void choose_tensors(Run *run) {
                                          run->options.inner == INNER_MUON, run->tensors);
 }
 
+// How many micro-batches each rank has in a commit, where these are given.
+static inline void choose_turn(Run *run) {
+    int size = run->transport.size;
+    if (run->options.rank_accumulate[0] == '\0') { return; }
+    run->turn = MEMORY_OF(int, size);
+    for (int rank = 0; rank < size; rank++) {
+        run->turn[rank] = options_rank_accumulate(&run->options, rank);
+    }
+}
+
 static inline bool choose_model(Run *run, Error *error) {
     Options *options = &run->options;
     const char *start = options_start(options);
@@ -55,6 +65,7 @@ static inline bool choose_model(Run *run, Error *error) {
     TrainedPart *part = &run->part;
     if (!choose_part(options, &run->config, part, error)) { return false; }
     choose_tensors(run);
+    choose_turn(run);
     if (options_leave(options, &options->micro_batch)) {
         options->micro_batch = part->model.parameter_count < 5000000 ? 1 : 8;
     }
@@ -187,6 +198,7 @@ static inline SchedulerSettings choose_settings(Run *run) {
         .overlap = options->overlap,
         .adaptive = options_are_adaptive(options),
         .micro_batches = own > 0 ? own : 1 + rule->further_rounds, // auto: the least possible
+        .turn = run->turn,
         .wire = (WireFormat)options->wire,
         .estimate_wire = (WireFormat)options->wire,
         .gradient_clip = options->grad_clip,
@@ -240,6 +252,7 @@ static inline bool reserve_memory(Run *run, Error *error) {
     if (options->attend == ATTEND_DOCUMENT) { model.separator = &run->data.separator; }
     bool slow = options->slow_rank == run->transport.rank;
     TrainingProblem training = {.transport = &run->transport,
+                                .turn = run->turn,
                                 .model = &run->model,
                                 .table = &run->part.table,
                                 .data = &run->data,

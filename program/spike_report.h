@@ -8,8 +8,10 @@ enum { SPIKE_TEXT_SIZE = 600 };
 
 // The number, in the order of training, of the first sequence at the site of a spike.
 static inline int64_t spike_first_sequence(const CheckpointedRun *run, const SpikeReport *spike) {
-    int64_t micro_batch = (int64_t)spike->site.micro_batch - 1;
-    return (run->data_base + micro_batch * run->transport->size + spike->rank) * run->B;
+    uint64_t micro_batch = (uint64_t)spike->site.micro_batch - 1;
+    return (run->data_base + (int64_t)micro_batch_number(run->scheduler->settings.turn, run->transport->size,
+                                                         spike->rank, micro_batch)) *
+           run->B;
 }
 
 // The tensor to which the element at the site of a spike belongs.

@@ -1,8 +1,8 @@
 // training_problem.h: a model on data; they meet the scheduler here and nowhere else.
 //
-// Micro-batches are counted over all ranks and over all parts of a run that was resumed:
-// micro-batch `index` of this rank is number data_base + index * ranks + rank, so no
-// sample is used twice and none is left out, whatever the number of ranks.
+// Micro-batches are counted over all ranks (micro_batch_number) and over all parts of a run that
+// was resumed, so no sample is used twice and none is left out, whatever the number of ranks. Only
+// with --accumulate auto some are: nobody knows how far each rank will come.
 #pragma once
 
 #include "comm/transport.h"
@@ -20,6 +20,7 @@ typedef struct Batch {
 
 typedef struct TrainingProblem {
     Transport *transport; // whose rank and ranks share the data
+    const int *turn;      // SchedulerSettings::turn
     Model *model;
     const ParameterTable *table; // the model's
     const DataLoader *data;
@@ -45,8 +46,9 @@ static inline void training_reserve(TrainingProblem *training, Arena *arena) {
 
 // The first sample, in the global order, of micro-batch `index` of this rank.
 static inline uint64_t training_first_sample(const TrainingProblem *training, uint64_t index) {
-    uint64_t ranks = training->transport->size, rank = training->transport->rank;
-    return (*training->data_base + index * ranks + rank) * training->B;
+    const Transport *transport = training->transport;
+    uint64_t number = micro_batch_number(training->turn, transport->size, transport->rank, index);
+    return (*training->data_base + number) * training->B;
 }
 
 static inline bool training_fill(const TrainingProblem *training, Batch *batch, uint64_t first_sample,

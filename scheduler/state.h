@@ -86,6 +86,23 @@ typedef struct DeviceSettings {
                             // 0: not measured, so all during a job
 } DeviceSettings;
 
+// The number, over all ranks, of a micro-batch of a rank: what it is trained on follows from that.
+// In a turn every rank has its number of micro-batches, turn (ranks); NULL: one. As long as they
+// have any left, ranks take one each. So unequal ranks leave nothing out.
+static inline uint64_t micro_batch_number(const int *turn, int ranks, int rank, uint64_t index) {
+    uint64_t own = turn != NULL ? turn[rank] : 1, number = 0;
+    for (int i = 0; i < ranks; i++) {
+        uint64_t count = turn != NULL ? turn[i] : 1, before = index % own + (i < rank ? 1 : 0);
+        number += index / own * count + (before < count ? before : count);
+    }
+    return number;
+}
+
+// Behind all that a rank has begun.
+static inline uint64_t micro_batches_passed(const int *turn, int ranks, int rank, uint64_t begun) {
+    return begun > 0 ? micro_batch_number(turn, ranks, rank, begun - 1) + 1 : 0;
+}
+
 typedef struct SchedulerSettings {
     RuleKind kind;
     bool replicated; // every rank holds and steps the whole optimizer state
@@ -93,6 +110,7 @@ typedef struct SchedulerSettings {
     bool adaptive;   // accumulate() computes for as long as the job runs
     // This worker's per commit, in local rules per inner step; adaptive: the least.
     int micro_batches;
+    const int *turn; // (ranks): of every worker (micro_batch_number); NULL: not given. Borrowed
     // Rules with two rounds per commit: how many of these micro-batches overlap the COMMIT job;
     // and the micro-batches of the first round of a run.
     int round_a, first_round;

@@ -405,6 +405,37 @@ static void the_same_batches_on_fewer_ranks_make_the_same_commits(void **state) 
     }
 }
 
+// Unequal ranks train on what equal ones would and leave nothing of it out, also where they go on.
+static void unequal_ranks_leave_nothing_out(void **state) {
+    static const char *const lists[] = {"--accumulate 4", "--rank-accumulate 2,6", "--rank-accumulate 7,1"};
+    Stage *stage = stage_with_ranks(state);
+    Fleet *fleet = fleet_new(stage);
+    for (int i = 0; i < 3; i++) {
+        fleet_start(fleet, 2, "%s --optimizer zero1 %s --save-every 1 --keep 100", longer, lists[i]);
+    }
+    fleet_finish(fleet);
+    for (int i = 0; i < 3; i++) {
+        const char *path = step_path(&fleet->trainings[i], 9);
+        if (i > 0) {
+            fleet_start(fleet, 2, "%s --optimizer zero1 %s --resume %s", longer, lists[3 - i], path);
+        }
+        fleet_start(fleet, 1, "%s --optimizer zero1 --accumulate 8 --rank-accumulate '' --resume %s", longer,
+                    path);
+    }
+    for (int i = 1; i < fleet->count; i++) {
+        const char *what = fleet->trainings[i].what;
+        json_t *report;
+        if (i >= 3) { fleet->events[i] = training_finish(stage, &fleet->trainings[i]); }
+        for (int n = -1; (report = log_event_of(fleet->events[i], "report", n)) != NULL; n--) {
+            assert_close(log_number(report, "loss"), fleet_number(fleet, 0, "report", n, "loss"), 1e-3, what);
+        }
+        if (i < 3) { continue; }
+        json_t *manifest = manifest_read(stage, last_step_path(stage, &fleet->trainings[i]));
+        assert_close(log_number(manifest, "data_base"), 9 * 8, 0, what);
+        json_decref(manifest);
+    }
+}
+
 // The sum of four workers that is in flight becomes the mean of four, also where one rank
 // applies it.
 static void a_sum_under_way_belongs_to_those_who_sent_it(void **state) {
@@ -2356,6 +2387,7 @@ static const struct CMUnitTest tests[] = {
     CHECKPOINT_TEST(other_numbers_of_ranks_go_on),
     CHECKPOINT_TEST(a_finished_run_is_the_same_on_other_ranks),
     CHECKPOINT_TEST(the_same_batches_on_fewer_ranks_make_the_same_commits),
+    CHECKPOINT_TEST(unequal_ranks_leave_nothing_out),
     CHECKPOINT_TEST(a_sum_under_way_belongs_to_those_who_sent_it),
     CHECKPOINT_TEST(another_inner_optimizer_starts_anew),
     CHECKPOINT_TEST(other_rules_go_on),

@@ -753,6 +753,31 @@ static void test_three_ranks_go_on_where_two_were(void **state) {
     data_loader_close(&loader);
 }
 
+// In each of five turns all micro-batches come once, as equal ranks would number them.
+static void test_unequal_ranks_number_everything_once(void **state) {
+    static const int turns[][3] = {{4, 1, 2}, {1, 5, 1}, {2, 2, 3}};
+    const int even[] = {3, 3};
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        bool taken[5 * 7] = {false};
+        for (int rank = 0; rank < 3; rank++) {
+            int count = 5 * turns[i][rank];
+            for (int index = 0; index < count; index++) {
+                uint64_t number = micro_batch_number(turns[i], 3, rank, (uint64_t)index);
+                assert_true(number / 7 == (uint64_t)(index / turns[i][rank]) && !taken[number]);
+                taken[number] = true;
+            }
+            assert_true(micro_batches_passed(turns[i], 3, rank, (uint64_t)count) <= 5 * 7);
+        }
+    }
+    for (int index = 0; index < 10; index++) {
+        for (int rank = 0; rank < 2; rank++) {
+            assert_int_equal(micro_batch_number(NULL, 2, rank, (uint64_t)index), 2 * index + rank);
+            assert_int_equal(micro_batch_number(even, 2, rank, (uint64_t)index), 2 * index + rank);
+        }
+    }
+}
+
 static void test_bad_lists_of_sources(void **state) {
     Scratch *scratch = (Scratch *)*state;
     static const struct {
@@ -978,6 +1003,7 @@ int main(void) {
         cmocka_unit_test(test_two_sources_take_turns_as_defined),
         cmocka_unit_test(test_a_source_is_read_as_if_alone),
         cmocka_unit_test(test_three_ranks_go_on_where_two_were),
+        cmocka_unit_test(test_unequal_ranks_number_everything_once),
         cmocka_unit_test(test_bad_lists_of_sources),
     };
     return cmocka_run_group_tests_name("dataloader", tests, make_scratch, remove_scratch);

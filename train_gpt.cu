@@ -199,8 +199,9 @@ static void train_to_target(Run *run) {
     const Rule *rule = run->rule;
     Saving *saving = &run->saving;
     double target = s->settings.target;
-    // A resumed run may have come this far before.
-    bool was_done = s->gradients_done >= target || has_stopped_improving(run);
+    // A resumed run may have come this far before. One that rolls back at its end has not.
+    bool was_done =
+        saving->rollback_repeats == 0 && (s->gradients_done >= target || has_stopped_improving(run));
     while (s->gradients_done < target && !has_stopped_improving(run) && !scheduler_is_halted(s) &&
            !s->wishes.stop_agreed) {
         int64_t before = s->optimizer.steps;

@@ -367,8 +367,13 @@ static inline bool roll_back(Run *run) {
     scheduler_drop(s);
     int64_t commit = load_newest(run);
     checkpoint_close(&run->source);
-    // Gradients saved while they waited may be from just before the spike, and repeat it.
-    if (run->rule->kind == RULE_OVERLAPPED) { scheduler_drop(s); }
+    // Gradients saved while they waited may be from just before the spike, and repeat it. Without
+    // them compute goes on from what was committed, and not from a prediction.
+    if (run->rule->kind == RULE_OVERLAPPED) {
+        const void *committed = borrow_committed(s, run->rule, false), *weights = scheduler_weights(s);
+        if (committed != weights) { stream_copy(s->compute, (void *)weights, committed, weights_bytes(s)); }
+        scheduler_drop(s);
+    }
     saving->rollback_repeats = commit == saving->rollback_commit ? saving->rollback_repeats + 1 : 1;
     saving->rollback_commit = commit;
     s->spikes.count = spikes;

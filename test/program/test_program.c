@@ -2275,6 +2275,36 @@ static void spikes_can_be_rolled_back(void **state) {
     assert_true(rules >= 4 && most >= 2);
 }
 
+// The sum that waits at the end is of garbage. What remains is what was committed, the exact copies
+// from which a run of another rule goes on, and not the prediction that compute used.
+static void a_rollback_at_the_end_leaves_what_was_committed(void **state) {
+    static const char *const rule = "--optimizer acco-wp --sequential 0 --spike-limit 4 --on-spike";
+    Stage *stage = stage_of(state);
+    char options[256];
+    write_garbage(stage);
+    snprintf(options, sizeof options, "%s skip", rule);
+    json_t *events = run_garbage(stage, 0, options, "ahead");
+    int commit = (int)log_number(log_event_of(events, "spike", 0), "commit");
+    json_t *report = log_event_of(events, "report", 0);
+    double each = log_number(report, "tokens") / log_number(report, "commit");
+    json_decref(events);
+    snprintf(options, sizeof options,
+             "--config base.json " GARBAGE "%s rollback --save-every 1 --tokens %.0f --out ahead-back", rule,
+             each * commit);
+    Outcome outcome = program_run(stage, 0, options);
+    outcome_check(&outcome, 0, options);
+    assert_int_equal(text_count(outcome.output, ", rollback 1; on with new data"), 1);
+    text_check(outcome.output, "\ntrained    ", "what it has done before");
+    events = log_read(stage, "ahead-back");
+    snprintf(options, sizeof options,
+             "--optimizer zero1 --resume ahead-back/checkpoints/commit-%d --tokens %.0f", commit,
+             each * commit);
+    json_t *exact = run_garbage(stage, 0, options, "ahead-exact");
+    assert_string_equal(log_fingerprint(events).text, log_fingerprint(exact).text);
+    json_decref(events);
+    json_decref(exact);
+}
+
 // At the end the time of a micro-batch of rank 0 is the mean since the latest rollback, as that of
 // the reports since then.
 static void check_pace_after_rollbacks(json_t *events) {
@@ -2488,6 +2518,7 @@ static const struct CMUnitTest tests[] = {
     PROGRAM_TEST(a_nan_stops_two_ranks),
     PROGRAM_TEST(spikes_can_be_skipped),
     PROGRAM_TEST(spikes_can_be_rolled_back),
+    PROGRAM_TEST(a_rollback_at_the_end_leaves_what_was_committed),
     PROGRAM_TEST(unequal_ranks_are_rolled_back_to_new_data),
 };
 

@@ -436,8 +436,8 @@ static inline bool data_loader_check_masks(const DataLoader *loader, Error *erro
         bool learns = data_loader_predicts(loader, begin, count);
         if (learns && (held == 0 || data_loader_predicts(loader, begin + count, held))) { continue; }
         return error_set(
-            error, "%s: masks leave out all that could be predicted in its %zu windows of %d tokens%s",
-            source->name, (learns ? held : count), loader->sequence_length + 1,
+            error, "%s: masks leave out all that could be predicted in its %zu window%s of %d tokens%s",
+            source->name, (learns ? held : count), plural(learns ? held : count), loader->sequence_length + 1,
             learns ? " for validation, the last ones: give --val-data, or --val-batches none" : "");
     }
     return true;
@@ -501,9 +501,10 @@ static inline bool data_loader_require(const DataLoader *loader, int ranks, int 
     size_t have = loader->training_windows, need = (size_t)ranks * (size_t)micro_batch;
     return loader->builtin || have >= need ||
            error_set(error,
-                     "%s holds %zu windows of %d tokens to train on, but %d ranks x --micro-batch %d need "
-                     "%zu: lower --micro-batch or --seq-len, start fewer ranks, or give more data",
-                     loader->name, have, loader->sequence_length + 1, ranks, micro_batch, need);
+                     "%s holds %zu window%s of %d tokens to train on, but %d rank%s x --micro-batch %d need "
+                     "%zu: lower --micro-batch or --seq-len, %sor give more data",
+                     loader->name, have, plural(have), loader->sequence_length + 1, ranks, plural(ranks),
+                     micro_batch, need, ranks > 1 ? "start fewer ranks, " : "");
 }
 
 // One line for the start of a run: what is read and how much of it there is.
@@ -517,10 +518,10 @@ static inline void data_loader_describe(const DataLoader *loader, char *text, si
     static const char *const kinds[5] = {"", "text as bytes", "uint16 ids", "", "uint32 ids"};
     size_t tokens = 0;
     for (int i = 0; i < loader->file_count; i++) { tokens += loader->files[i].content.token_count; }
-    snprintf(text, size, "%s: %d file%s, %s, %zu tokens, %zu windows of %d to train on, %zu held out",
+    snprintf(text, size, "%s: %d file%s, %s, %zu tokens, %zu window%s of %d to train on, %zu held out",
              loader->name, loader->file_count, plural(loader->file_count),
              kinds[loader->files[0].content.token_bytes], tokens, loader->training_windows,
-             loader->sequence_length + 1, loader->validation_windows);
+             plural(loader->training_windows), loader->sequence_length + 1, loader->validation_windows);
 }
 
 // ---- Whether data are still the same --------------------------------------------------

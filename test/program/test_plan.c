@@ -422,7 +422,8 @@ static void a_page_of_what_does_not_fit_is_drawn(void **state) {
 // The line below "recommended" is a command that trains.
 static void a_recommended_command_trains(void **state) {
     static const char *const cases[] = {
-        "--config base.json --ranks 2 --compute-ms 5 --host-mbit 10 --tokens 4k --out never --lr 1e-3",
+        ("--config base.json --ranks 2 --compute-ms 5 --host-mbit 10 --tokens 4k --out never --lr 1e-3 "
+         "--inner muon"),
         "--config base.json --ranks 2 --compute-ms 5 --host-mbit 1000000 --accumulate auto --tokens 4k",
         ("--config base.json --ranks 2 --compute-ms 5 --rank-accumulate 1,2 --optimizer zero1 --wire int8 "
          "--tokens 4k")};

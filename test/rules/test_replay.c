@@ -500,16 +500,35 @@ typedef struct Rerun {
     int B, T;
     int32_t *tokens, *targets; // (B, T)
     float *parameters;
-    uint8_t *decays, *fragment_of; // (parameter_count)
-    OptimizerTensor *tensors;      // (2 part.table.count)
+    uint8_t *decays, *fragment_of;  // (parameter_count)
+    OptimizerTensor *tensors;       // (2 part.table.count)
+    int accumulate[REPLAY_WORKERS]; // micro-batches of each rank in a commit
     ReplayUpdate updates[RERUN_COMMITS];
     int update_count;
 } Rerun;
 
+// Where a micro-batch of a rank lies in the data. They are dealt out one by one: ranks take one
+// each in turn, but those that have had their number for this commit wait for the next.
+static uint64_t rerun_deal(const Rerun *rerun, int worker, uint64_t index) {
+    uint64_t number = 0, had = 0;
+    for (;;) {
+        bool any = true;
+        for (int round = 0; any; round++) {
+            any = false;
+            for (int rank = 0; rank < rerun->logged.ranks; rank++) {
+                if (round >= rerun->accumulate[rank]) { continue; }
+                any = true;
+                if (rank == worker && had++ == index) { return number; }
+                number++;
+            }
+        }
+    }
+}
+
 static MicroBatchResult rerun_micro_batch(void *self, int worker, uint64_t index, const float *parameters,
                                           float *gradients) {
     Rerun *rerun = (Rerun *)self;
-    uint64_t first = (index * (uint64_t)rerun->logged.ranks + (uint64_t)worker) * (uint64_t)rerun->B;
+    uint64_t first = rerun_deal(rerun, worker, index) * (uint64_t)rerun->B;
     double perfect;
     Error error = {""};
     assert_true(data_loader_fill(&rerun->data, DATA_TRAINING, first, rerun->B, rerun->tokens, rerun->targets,
@@ -790,6 +809,7 @@ static void expect_same_bits(Stage *stage, const ReplayCase *c) {
     rerun_open_model(&rerun);
     ReplaySettings settings = read_settings(&rerun.logged, rerun.B * rerun.T);
     rerun_label(&rerun, &settings);
+    memcpy(rerun.accumulate, settings.accumulate, sizeof rerun.accumulate);
     size_t count = rerun.part.table.parameter_count;
     ReplayProblem problem = {&rerun, count, rerun.B * rerun.T, rerun_micro_batch, rerun_updated};
     double gradients = replay_run(&settings, &problem, rerun.parameters);

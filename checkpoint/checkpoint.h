@@ -329,11 +329,13 @@ static inline json_t *manifest_make(const CheckpointedRun *run, const WorkerNumb
         numbers_write(json_object(), JOB_NUMBERS, &s->job), "workers", list, "options", run->options,
         "exchange", exchange, "casts", s->settings.gathers_casts && !rule_is_ahead(run->rule, s), "muon",
         checkpoint_has_muon(run));
-    json_t *turn = s->settings.turn != NULL ? json_array() : NULL;
-    for (int rank = 0; turn != NULL && rank < run->transport->size; rank++) {
-        json_array_append_new(turn, json_integer(s->settings.turn[rank]));
+    if (s->settings.turn != NULL) {
+        json_t *turn = json_array();
+        for (int rank = 0; rank < run->transport->size; rank++) {
+            json_array_append_new(turn, json_integer(s->settings.turn[rank]));
+        }
+        json_object_set_new(manifest, "turn", turn);
     }
-    if (turn != NULL) { json_object_set_new(manifest, "turn", turn); }
     numbers_write(manifest, SCHEDULER_NUMBERS, s);
     numbers_write(manifest, RUN_NUMBERS, run);
     return numbers_write(manifest, PROGRESS_NUMBERS, run);

@@ -365,6 +365,10 @@ static inline bool hf_model_copy_tokenizer(const char *from, const char *to, Err
     return good;
 }
 
+static inline bool is_id_below(const json_t *item, int vocabulary) {
+    return json_is_integer(item) && json_integer_value(item) >= 0 && json_integer_value(item) < vocabulary;
+}
+
 // The id of the token that has a role such as "eos_token" in the tokenizer at `from`, or else in
 // the config.json beside it, which may have a list of them; null: it is unknown, or `from` is NULL.
 // Ids are in tokenizer.json, or else in vocab.json; where there is neither (but a tokenizer.model),
@@ -390,15 +394,14 @@ static inline json_t *hf_model_special_ids(const char *from, const char *role, i
         const char *spelling = json_text(entry, "content");
         if (spelling != NULL && strcmp(spelling, content) == 0) { item = json_object_get(entry, "id"); }
     }
-    json_t *list = json_array(), *ids = json_null();
-    for (size_t i = 0; i < (json_is_array(item) ? json_array_size(item) : 1); i++) {
-        json_t *one = json_is_array(item) ? json_array_get(item, i) : (json_t *)item;
-        bool sound = json_is_integer(one) && json_integer_value(one) >= 0;
-        if (sound && json_integer_value(one) < vocabulary) { json_array_append(list, one); }
+    json_t *list = json_array();
+    for (size_t i = 0; i < json_array_size(item); i++) {
+        json_t *id = json_array_get(item, i);
+        if (is_id_below(id, vocabulary)) { json_array_append(list, id); }
     }
-    if (json_array_size(list) > 0) {
-        ids = json_incref(json_is_array(item) ? list : json_array_get(list, 0));
-    }
+    json_t *ids = json_array_size(list) > 0       ? json_incref(list)
+                  : is_id_below(item, vocabulary) ? json_integer(json_integer_value(item))
+                                                  : json_null();
     json_decref(list);
     for (int i = 0; i < 4; i++) { json_decref(files[i]); }
     return ids;

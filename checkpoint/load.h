@@ -34,15 +34,15 @@ typedef struct CheckpointSource {
 // Reads how many micro-batches its ranks had in a turn. False: there cannot be such numbers.
 static inline bool source_read_turn(CheckpointSource *source) {
     const json_t *list = json_object_get(source->manifest, "turn");
-    bool good = list == NULL || json_array_size(list) == (size_t)source->workers;
-    if (list == NULL || !good) { return good; }
+    if (list == NULL) { return true; } // one each
+    if (json_array_size(list) != (size_t)source->workers) { return false; }
     source->turn = MEMORY_OF(int, source->workers);
     for (int i = 0; i < source->workers; i++) {
         json_int_t count = json_integer_value(json_array_get(list, (size_t)i));
-        good = good && count >= 1 && count <= 1000000;
+        if (count < 1 || count > 1000000) { return false; }
         source->turn[i] = (int)count;
     }
-    return good;
+    return true;
 }
 
 // Reads the numbers of the manifest. False: they are not the state of a run of its rule.
@@ -66,7 +66,7 @@ static inline bool source_read_numbers(CheckpointSource *source) {
     good = good && count >= 1 && count <= 1000000 && source_read_turn(source);
     if (good) { source->numbers = MEMORY_OF(WorkerNumbers, count); }
     double turn = 0; // micro-batches of all ranks
-    for (size_t i = 0; good && i < count; i++) { turn += source->turn != NULL ? source->turn[i] : 1; }
+    for (size_t i = 0; good && i < count; i++) { turn += micro_batches_in_turn(source->turn, (int)i); }
     for (size_t i = 0; good && i < count; i++) {
         WorkerNumbers *worker = &source->numbers[i];
         good = numbers_read(json_array_get(workers, i), WORKER_NUMBERS, worker) &&
@@ -412,7 +412,7 @@ static inline void load_vectors(const CheckpointSource *source, CheckpointedRun 
 static inline bool source_has_turn(const CheckpointSource *source, const CheckpointedRun *run) {
     const int *turn = run->scheduler->settings.turn;
     for (int i = 0; i < source->workers; i++) {
-        if ((turn != NULL ? turn[i] : 1) != (source->turn != NULL ? source->turn[i] : 1)) { return false; }
+        if (micro_batches_in_turn(turn, i) != micro_batches_in_turn(source->turn, i)) { return false; }
     }
     return true;
 }

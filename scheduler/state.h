@@ -86,13 +86,16 @@ typedef struct DeviceSettings {
                             // 0: not measured, so all during a job
 } DeviceSettings;
 
+// Micro-batches that a rank has in a turn, turn (ranks); NULL: one.
+static inline int micro_batches_in_turn(const int *turn, int rank) { return turn != NULL ? turn[rank] : 1; }
+
 // The number, over all ranks, of a micro-batch of a rank: what it is trained on follows from that.
-// In a turn every rank has its number of micro-batches, turn (ranks); NULL: one. As long as they
-// have any left, ranks take one each. So unequal ranks leave nothing out.
+// In a turn every rank has its number of micro-batches. As long as they have any left, ranks take
+// one each. So unequal ranks leave nothing out.
 static inline uint64_t micro_batch_number(const int *turn, int ranks, int rank, uint64_t index) {
-    uint64_t own = turn != NULL ? turn[rank] : 1, number = 0;
+    uint64_t own = (uint64_t)micro_batches_in_turn(turn, rank), number = 0;
     for (int i = 0; i < ranks; i++) {
-        uint64_t count = turn != NULL ? turn[i] : 1, before = index % own + (i < rank ? 1 : 0);
+        uint64_t count = (uint64_t)micro_batches_in_turn(turn, i), before = index % own + (i < rank ? 1 : 0);
         number += index / own * count + (before < count ? before : count);
     }
     return number;

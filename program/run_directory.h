@@ -7,6 +7,7 @@
 #include <sys/file.h>
 
 #include "runtime/device.h"
+#include "runtime/json_files.h"
 #include "runtime/log.h"
 
 #define RUN_DIRECTORY_HINT ": choose another with --out"
@@ -33,11 +34,22 @@ static inline void run_directory_model_name(const char *model, char name[64]) {
     if (length == 0 || name[0] == '.') { strcpy(name, "model"); }
 }
 
-// False: the directory, which is locked, holds the log of a run. resumes: it may.
-static inline bool run_directory_check_log(const char *directory, bool resumes, Error *error) {
+// False: the directory, which is locked, holds the log of a run, or a model, whose config.json the
+// run's own would replace. resumes: a log may be there.
+static inline bool run_directory_check_files(const char *directory, bool resumes, Error *error) {
     struct stat status;
-    char log_path[RUN_PATH_SIZE + 16];
+    char log_path[RUN_PATH_SIZE + 16], path[RUN_PATH_SIZE + 16];
     snprintf(log_path, sizeof log_path, "%s/log.jsonl", directory);
+    snprintf(path, sizeof path, "%s/config.json", directory);
+    json_t *config = json_file_load(path, 0, NULL);
+    bool is_model = json_object_get(config, "model_type") != NULL;
+    json_decref(config);
+    if (is_model) {
+        return error_set(error,
+                         "--out %.400s holds a model, whose config.json would be replaced by that of the "
+                         "run" RUN_DIRECTORY_HINT,
+                         directory);
+    }
     return resumes || lstat(log_path, &status) != 0 ||
            error_set(
                error,

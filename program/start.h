@@ -23,7 +23,7 @@ static inline void open_run_directory(Run *run) {
                run_directory_create(run->options.out, options_model(&run->options), run->rule->name,
                                     run->directory, &error) &&
                run_directory_lock(run->directory, run->transport.host, &error) &&
-               run_directory_check_log(run->directory, resumes, &error);
+               run_directory_check_files(run->directory, resumes, &error);
     }
     agree_or_exit(run, made, EXIT_USER_MISTAKE, &error);
     share_from_rank_zero(&run->transport, "sharing", run->directory, sizeof run->directory);

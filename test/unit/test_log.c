@@ -184,7 +184,7 @@ static void test_directories_that_are_named(void **state) {
     assert_string_equal(path, "a/b//c");
     assert_true(run_directory_create("a/b//c/", "tiny", "acco", path, &error)); // empty: may be used
     reports_close(reports_in(path));
-    assert_false(run_directory_check_log("a/b/c", false, &error));
+    assert_false(run_directory_check_files("a/b/c", false, &error));
     expect_text(error.text, "a/b/c already holds the log of a run");
     assert_false(run_directory_create("a/b/c/log.jsonl", "tiny", "acco", again, &error));
     expect_text(error.text, "cannot write to the directory a/b/c/log.jsonl: Not a directory");

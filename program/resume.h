@@ -257,14 +257,20 @@ static inline void compare_options(const Run *run, char remarks[CHECKPOINT_REMAR
 // the checkpoint of the lowest so far stays.
 static inline void forget_other_validations(Run *run) {
     const json_t *then = json_object_get(run->source.manifest, "options"), *now = run->checkpointed.options;
+    bool other = !has_validation_data(&run->options) && // else they are no part of --data
+                 !json_says(run->source.manifest, "data", run->data_identity);
     for (EACH_OPTION(option)) {
-        if (option->effect != HELD_OUT ||
-            json_equal(json_object_get(then, option->name), json_object_get(now, option->name))) {
-            continue;
-        }
-        run->checkpointed.worse = 0;
-        run->checkpointed.best_loss = DBL_MAX;
+        size_t at = option->offset; // what a window is, how many are visited, what is made up
+        bool shapes = at == offsetof(Options, seq_len) || at == offsetof(Options, micro_batch) ||
+                      at == offsetof(Options, attend) ||
+                      (at == offsetof(Options, seed) && validation_loader(run)->builtin);
+        other =
+            other || ((shapes || option->effect == HELD_OUT) &&
+                      !json_equal(json_object_get(then, option->name), json_object_get(now, option->name)));
     }
+    if (!other) { return; }
+    run->checkpointed.worse = 0;
+    run->checkpointed.best_loss = DBL_MAX;
 }
 
 // Prints and logs from where the run goes on. again: in the same directory.

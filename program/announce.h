@@ -347,8 +347,9 @@ static inline void print_losses(const Run *run) {
         printf("best       %.4f at %s %lld%s%s\n", checkpointed->best_loss, step_name(run->rule),
                (long long)checkpointed->best_commit,
                kept ? ", whose checkpoint is kept" : " (--keep-best on keeps such)",
-               has_stopped_improving(run) ? "; training ends, because no validation since then was better"
-                                          : "");
+               has_stopped_improving(run) && !has_all_tokens(run)
+                   ? "; training ends, because no validation since then was better"
+                   : "");
     }
 }
 
@@ -383,7 +384,8 @@ static inline void print_end(Run *run, uint64_t fingerprint, const RankPace *pac
                              bool lost_data) {
     long long commits = (long long)run->scheduler.optimizer.steps;
     const Reports *reports = &run->reports;
-    bool stopped = run->scheduler.wishes.stop_agreed, early = has_stopped_improving(run);
+    bool stopped = run->scheduler.wishes.stop_agreed, early = has_stopped_improving(run),
+         whole = has_all_tokens(run);
     double seconds = training_seconds(&run->clock),
            tokens = run->scheduler.gradients_done * reports->micro_batch_tokens;
     double planned = run->arena.bytes, used = arena_resident_bytes(&run->arena);
@@ -395,7 +397,10 @@ static inline void print_end(Run *run, uint64_t fingerprint, const RankPace *pac
     if (run->nothing_left) {
         printf(
             "finished   nothing is left to do: this run had its %.0f tokens%s; a larger --%s continues it\n",
-            tokens, early ? ", the last without a lower loss" : "", early ? "stop-after" : "tokens");
+            tokens, early ? ", the last without a lower loss" : "",
+            !early  ? "tokens"
+            : whole ? "tokens with a larger --stop-after"
+                    : "stop-after");
     } else {
         if (reports->peak_flops > 0) {
             snprintf(share, sizeof share, ", %.1f %% of the peak", 100 * flops / reports->peak_flops);
@@ -414,10 +419,10 @@ static inline void print_end(Run *run, uint64_t fingerprint, const RankPace *pac
     report_event(
         &run->reports,
         json_pack("{s:s, s:s, s:I, s:I, s:o, s:o, s:o, s:I, s:I, s:s, s:o}", "event", "end", "reason",
-                  lost_data ? "data changed"
-                  : stopped ? "asked to stop"
-                  : early   ? "no lower loss"
-                            : "done",
+                  lost_data         ? "data changed"
+                  : stopped         ? "asked to stop"
+                  : early && !whole ? "no lower loss"
+                                    : "done",
                   "commit", (json_int_t)commits, "tokens", (json_int_t)tokens, "seconds", log_real(seconds),
                   "tokens_per_second", log_real(tokens / seconds), "exposed_share", log_real(waiting),
                   "planned_bytes", (json_int_t)planned, "used_bytes", (json_int_t)used,

@@ -84,6 +84,11 @@ static inline bool has_stopped_improving(const Run *run) {
     return run->options.stop_after > 0 && run->checkpointed.worse >= run->options.stop_after;
 }
 
+// All --tokens were trained on.
+static inline bool has_all_tokens(const Run *run) {
+    return run->scheduler.gradients_done >= run->scheduler.settings.target;
+}
+
 static inline int64_t tokens_per_micro_batch(const Run *run) { return (int64_t)run->B * run->T; }
 
 static inline int64_t tokens_done(const Run *run) {

@@ -13,17 +13,21 @@ static inline bool save_configuration(const Options *options, const char *direct
     return options_save_file(options, path, error);
 }
 
-// Rank 0 makes the run directory, and all ranks learn its name.
+// Rank 0 makes the run directory, and all ranks learn its name. A --trace in it waits for it.
 static inline void open_run_directory(Run *run) {
     Error error = {""};
     bool made = true;
+    const char *out = run->options.out, *trace = run->options.trace;
     if (run_is_main(run)) {
-        bool resumes = strcmp(run->options.resume, "auto") == 0;
-        made = (run->options.trace[0] == '\0' || trace_path_check(run->options.trace, &error)) &&
-               run_directory_create(run->options.out, options_model(&run->options), run->rule->name,
-                                    run->directory, &error) &&
+        size_t length = strlen(out);
+        bool resumes = strcmp(run->options.resume, "auto") == 0, traced = trace[0] != '\0',
+             inside = strncmp(trace, out, length) == 0 && (trace[length] == '/' || out[length - 1] == '/');
+        made = (!traced || inside || trace_path_check(trace, &error)) &&
+               run_directory_create(out, options_model(&run->options), run->rule->name, run->directory,
+                                    &error) &&
                run_directory_lock(run->directory, run->transport.host, &error) &&
-               run_directory_check_files(run->directory, resumes, &error);
+               run_directory_check_files(run->directory, resumes, &error) &&
+               (!inside || trace_path_check(trace, &error));
     }
     agree_or_exit(run, made, EXIT_USER_MISTAKE, &error);
     share_from_rank_zero(&run->transport, "sharing", run->directory, sizeof run->directory);

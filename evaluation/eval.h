@@ -181,7 +181,10 @@ static inline bool evaluate_summarise(const EvaluateSet *set, const EvaluateScor
         bytes = bytes < 0 || scores[i].bytes < 0 ? -1 : bytes + scores[i].bytes;
     }
     if (summary->counted == 0) {
-        return error_set(error, "%.300s masks every token: nothing counts", set->request.path);
+        bool cut = set->request.limit > 0 && set->count >= (size_t)set->request.limit;
+        return error_set(error, "%.300s: masks leave out all that could be predicted in its %s%zu window%s%s",
+                         set->request.path, cut ? "first " : "", set->count, plural(set->count),
+                         cut ? ": give a larger --limit" : "");
     }
     bool windows = task == EVALUATE_PERPLEXITY;
     summary->items = windows ? set->count : set->questions;
@@ -314,7 +317,7 @@ static inline int command_eval(Run *run) {
     while (!event_wait(&ended, 3600)) {}
     terminal_clear(&run->terminal);
     good = evaluate_summarise(&evaluation->set, evaluation->scores, &summary, &error);
-    agree_or_exit(run, good, EXIT_SYSTEM_FAILURE, &error);
+    agree_or_exit(run, good, EXIT_USER_MISTAKE, &error);
     if (run_is_main(run)) {
         evaluate_print(options_choice_name(options, &options->task), &evaluation->set, &summary);
     }

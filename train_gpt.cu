@@ -29,6 +29,7 @@ static void choose_together(Run *run, const Hello *hellos);
 static bool train(Run *run);
 static void train_to_target(Run *run);
 static void save_checkpoint(Run *run, bool beside);
+static void make_up_validation(Run *run);
 static void follow_commits(Run *run, bool last);
 static int finish_run(Run *run, bool saved);
 static void write_trace(Run *run);
@@ -168,15 +169,11 @@ static void choose_together(Run *run, const Hello *hellos) {
 
 // ---- The loop --------------------------------------------------------------------------
 
-// A multiple of `every` lies in (before, now]: a local rule commits several at a time.
-static bool is_due(int64_t before, int64_t now, int64_t every) {
-    return every > 0 && now / every > before / every;
-}
-
 // Returns whether the state at the end is on disk, or is not meant to be.
 static bool train(Run *run) {
     Scheduler *s = &run->scheduler;
     run->clock.started = run->saving.began = clock_seconds();
+    if (run->owes_validation) { make_up_validation(run); }
     train_to_target(run);
     while (s->spikes.rollback_due && roll_back(run)) { train_to_target(run); }
     watch_data(run);
@@ -250,6 +247,15 @@ static void save_checkpoint(Run *run, bool beside) {
     bool replicated = run->scheduler.transport->size > 1 && !rule_shards(run->rule);
     if (replicated) { check_committed(&run->scheduler, run->rule, false); }
     begin_checkpoint(run, beside, stopped);
+}
+
+// The validation in which the run was stopped. What was saved then does not know of it.
+static void make_up_validation(Run *run) {
+    const Scheduler *s = &run->scheduler;
+    validate_commit(run);
+    if (run->checkpointed.validated_commit != s->optimizer.steps) { return; } // stopped again
+    run->checkpointed.saved_commit = -1;
+    if (s->wishes.save_agreed) { save_checkpoint(run, true); }
 }
 
 // Looks at the commits since the last call: reports, validates, samples and redraws the

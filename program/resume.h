@@ -273,6 +273,20 @@ static inline void forget_other_validations(Run *run) {
     run->checkpointed.best_loss = DBL_MAX;
 }
 
+// Whether the run was stopped in a validation before its end (train_to_target knows of the last
+// one). Of a run that validated at other times, or not at all, that is not known.
+static inline bool has_left_validation(const Run *run) {
+    const json_t *then = json_object_get(run->source.manifest, "options"), *now = run->checkpointed.options;
+    const Scheduler *s = &run->scheduler;
+    static const char *const times[2] = {"val-every", "val-batches"};
+    bool same = run->options.val_batches > 0 && !has_all_tokens(run) && !has_stopped_improving(run);
+    for (int i = 0; i < 2; i++) {
+        same = same && json_equal(json_object_get(then, times[i]), json_object_get(now, times[i]));
+    }
+    return same && s->reports > 0 && // else nothing is validated yet
+           is_due(run->checkpointed.validated_commit, s->optimizer.steps, run->options.val_every);
+}
+
 // Prints and logs from where the run goes on. again: in the same directory.
 static inline void report_resumed(Run *run, const char *resume, bool again) {
     long long commit = (long long)run->scheduler.optimizer.steps;
@@ -339,6 +353,7 @@ static inline void resume_run(Run *run) {
     run->clock.before = run->checkpointed.seconds;
     continue_reports(run, run->clock.before);
     if (run_is_main(run)) { report_resumed(run, resume, again); }
+    run->owes_validation = has_left_validation(run);
     checkpoint_close(&run->source);
 }
 

@@ -59,7 +59,8 @@ typedef struct Run {
     Scheduler scheduler;
     TrainingProblem training; // the model and the data as the scheduler's problem
     TrainingClock clock;
-    bool nothing_left; // it was resumed where it had ended
+    bool nothing_left;    // it was resumed where it had ended
+    bool owes_validation; // it was resumed where it had been stopped in one
     // What it writes. Only rank 0 has files and a terminal.
     char directory[RUN_PATH_SIZE]; // all ranks know it
     Terminal terminal;
@@ -77,6 +78,11 @@ static inline bool run_is_main(const Run *run) { return run->transport.rank == 0
 // Seconds of training over all parts of a run that was resumed.
 static inline double training_seconds(const TrainingClock *clock) {
     return clock->before + clock_seconds() - clock->started - clock->paused;
+}
+
+// A multiple of `every` lies in (before, now]: a local rule commits several at a time.
+static inline bool is_due(int64_t before, int64_t now, int64_t every) {
+    return every > 0 && now / every > before / every;
 }
 
 // --stop-after N: N validations in a row were no better than one before.

@@ -1297,7 +1297,7 @@ static void a_checkpoint_without_its_name_costs_no_other(void **state) {
     shell(stage, "test -e nameless/checkpoints/commit-16/checkpoint.json");
 }
 
-// A run that is stopped in its last validation owes it: resumed, it validates and ends.
+// A run that is stopped in a validation owes it: resumed, it validates, and goes on or ends.
 static void a_validation_that_was_not_finished_is_made_up_for(void **state) {
     Stage *stage = stage_of(state);
     pid_t pids[1];
@@ -1314,6 +1314,20 @@ static void a_validation_that_was_not_finished_is_made_up_for(void **state) {
     Training again = auto_start(stage, 0, "owes", "--val-batches 16000");
     events = training_finish(stage, &again);
     assert_non_null(log_event_of(events, "validation", -1));
+    json_decref(events);
+
+    static const char often[] = "--data long.txt --val-batches 16000 --val-every 10 --report-every 10";
+    run = auto_start(stage, 0, "owes-10", often);
+    wait_for_events(stage, &run, "report", 1, pids);
+    kill(pids[0], SIGTERM);
+    outcome = program_finish(stage, &run.program);
+    outcome_check(&outcome, 75, "stopped in its first validation");
+    again = auto_start(stage, 0, "owes-10", often);
+    events = training_finish(stage, &again);
+    for (int i = 0; i < 3; i++) {
+        static const double commits[] = {10, 20, 24};
+        assert_true(log_number(log_event_of(events, "validation", i), "commit") == commits[i]);
+    }
     json_decref(events);
 }
 

@@ -59,14 +59,12 @@ static inline int command_average(const Options *options) {
                          "--last %lld: %.300s has %lld checkpoint%s up to there (--keep says how many stay)",
                          (long long)options->last, folder, (long long)count, plural(count));
     }
-    if (good &&
-        !hf_model_save(options->out, &first.config, &first.table, mean, options->from, NULL, NULL, &error)) {
-        tree_remove(options->out);
-        good = false;
-    }
+    bool written = good && hf_model_save(options->out, &first.config, &first.table, mean, options->from, NULL,
+                                         NULL, &error);
+    if (good && !written) { tree_remove(options->out); }
     free(mean);
     free(values);
-    if (!good) { exit_user_mistake(&error); }
+    if (!written) { exit_alone(good ? EXIT_SYSTEM_FAILURE : EXIT_USER_MISTAKE, &error); }
     printf("model      %s; eval, sample and --from take it\n", options->out);
     hf_model_close(&first);
     return 0;

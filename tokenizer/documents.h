@@ -100,15 +100,15 @@ static inline bool text_next_part(void *source, DocumentPart *part) {
             cursor->at = 0;
             continue;
         }
-        bool last = left < TEXT_DOCUMENT_BYTES, continued = cursor->continued;
+        bool fits = left < TEXT_DOCUMENT_BYTES, continued = cursor->continued;
         size_t window = size_min(left, TEXT_DOCUMENT_BYTES);
         while (count < window && separator == 0) {
             const uint8_t *line_end = (const uint8_t *)memchr(bytes + count, '\n', window - count);
             size_t next = line_end != NULL ? (size_t)(line_end - bytes) + 1 : window;
-            separator = text_separator(bytes + count, next - count, last);
+            separator = text_separator(bytes + count, next - count, window == left);
             count = next - separator;
         }
-        bool ends = separator > 0 || last;
+        bool ends = separator > 0 || fits;
         if (!ends) { count = text_cut(bytes, window); }
         cursor->at += count + separator;
         cursor->continued = !ends;

@@ -131,7 +131,7 @@ def text_parts(path: Path, separator: re.Pattern) -> Iterator[tuple[bytearray, b
         skip_mark(file)
         while line := file.readline(DOCUMENT_BYTES):
             data += line
-            is_whole = line.endswith(b"\n") or len(line) < DOCUMENT_BYTES
+            is_whole = line.endswith(b"\n") or len(line) < DOCUMENT_BYTES or not file.peek(1)
             while True:  # of a line that is longer than what is read at once the mark may stand before what was read last
                 end = separator.search(data, max(0, len(data) - len(line)) if begins else 0) if is_whole else None
                 if len(data) < DOCUMENT_BYTES + (end is not None):

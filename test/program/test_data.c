@@ -292,6 +292,24 @@ static void long_documents_are_cut(void **state) {
     check_long_document("\xE6\x97\xA5\xC3\xA9", '\0');
 }
 
+// No line end stands behind the mark, and a byte more would be too long: one document, as
+// tokenizer.prepare makes of it.
+static void the_end_of_a_longest_document_is_found(void **state) {
+    (void)state;
+    static const char end[] = "<|endoftext|>";
+    char *bytes = (char *)malloc(TEXT_DOCUMENT_BYTES);
+    memset(bytes, 'a', TEXT_DOCUMENT_BYTES);
+    memcpy(bytes + TEXT_DOCUMENT_BYTES - strlen(end), end, strlen(end));
+    Text text = {(const uint8_t *)bytes, TEXT_DOCUMENT_BYTES};
+    TextCursor cursor = {&text, 1, 0, 0, false, 0};
+    DocumentPart part;
+    assert_true(text_next_part(&cursor, &part));
+    assert_int_equal(part.count, TEXT_DOCUMENT_BYTES - strlen(end));
+    assert_true(part.ends);
+    assert_false(text_next_part(&cursor, &part));
+    free(bytes);
+}
+
 // A file of the same name is used again, so the name must differ with every byte, and with the
 // token that ends a text.
 static void the_name_follows_from_every_byte(void **state) {
@@ -1275,6 +1293,7 @@ int main(int argc, char **argv) {
         DATA_TEST(odd_inputs_are_read_as_prepare_reads_them),
         DATA_TEST(many_documents_stay_in_order),
         DATA_TEST(long_documents_are_cut),
+        DATA_TEST(the_end_of_a_longest_document_is_found),
         DATA_TEST(the_name_follows_from_every_byte),
         DATA_TEST(prepare_reads_packed_texts_and_refuses_the_rest),
         DATA_TEST(a_text_trains_as_its_tokens_do),

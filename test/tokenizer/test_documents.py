@@ -120,6 +120,12 @@ class Texts(DirectoryTest):
             self.assertEqual([separated for _, more, separated in parts if not more], [True, False], before)
             self.assertEqual(b"".join(data for data, _, _ in parts), line[:before].encode() + b"the next\n", before)
 
+    def test_the_end_of_a_longest_document_is_found(self):
+        for before in range(1970, 1988):
+            path = self.write("end.txt", "w" * before + END)  # no line end stands behind it
+            with mock.patch.object(sources, "DOCUMENT_BYTES", 2000):
+                self.assertEqual(list(sources.text_parts(path, sources.SEPARATORS["endoftext"])), [(b"w" * before, False, True)], before)
+
     def test_one_document_is_said(self):
         out = self.prepare("one", self.write("a.txt", "one story, never divided\n"))
         self.assertIn("a.txt: one document, because no line <|endoftext|> divides it", out)

@@ -157,7 +157,7 @@ class ChatTemplate:
 
 def count_ignored(counts: Counter, found: dict, used: Iterable[str], where: str) -> None:
     """Counts the members of `found` that say something and are not used."""
-    counts.update(("ignored", f"{key} in {{}} {where}") for key, value in found.items() if value not in (None, "", [], {}) and key not in used)
+    counts.update(("ignored", key, where) for key, value in found.items() if value not in (None, "", [], {}) and key not in used)
 
 
 def messages_of(record: dict, counts: Counter) -> tuple[list[dict], list[bool]]:
@@ -179,12 +179,12 @@ def messages_of(record: dict, counts: Counter) -> tuple[list[dict], list[bool]]:
             raise TypeError(f"message {number} has the weight {weight!r}, and 'train' {trains!r}: allowed are 0 and 1, false and true")
         if ROLES[role] == "assistant":
             learned.append(weight != 0 and trains is not False)
-        count_ignored(counts, turn, ("role", "from", "content", "value", "weight", "train"), "messages")
+        count_ignored(counts, turn, ("role", "from", "content", "value", "weight", "train"), "message")
         messages.append({"role": ROLES[role], "content": content})
     system, begins = record.get("system"), messages[0]["role"] if messages else "none"
     if isinstance(system, str) and system and begins != "system":
         messages.insert(0, {"role": "system", "content": system})
-    count_ignored(counts, record, (key, *(["system"] if begins != "system" else [])), "records")
+    count_ignored(counts, record, (key, *(["system"] if begins != "system" else [])), "record")
     return messages, learned
 
 

@@ -201,14 +201,15 @@ def warnings(arguments: argparse.Namespace, scratch: Path, chat: ChatTemplate | 
     if not any("_train_" in name for name in names):
         yield "nothing is left to train on: all documents are held out for validation; a lower --val-fraction leaves some"
     if counts["empty"]:
-        yield f"{counts['empty']} documents were left out, because they are empty"
+        yield ("1 document was left out, because it is empty" if counts["empty"] == 1 else
+               f"{counts['empty']} documents were left out, because they are empty")
     with contextlib.suppress(ChatError):  # a template may write no chat of one message
         if chat is not None and (thought := chat.thought()):
             yield (f"an answer is asked for without thoughts: the template's {thought!r} before the last one belongs to the prompt, and is "
                    "not learned")
     if counts["control"]:
-        yield f"{counts['control']} chats have what is spelled like a special token in what is said: it became one"
-    if ignored := [key[1].format(count) for key, count in counts.items() if key[0] == "ignored"]:
+        yield f"{counts['control']} {'chat has' if counts['control'] == 1 else 'chats have'} what is spelled like a special token in what is said: it became one"
+    if ignored := [f"{key[1]} in {count} {key[2]}{'s'[:count > 1]}" for key, count in counts.items() if key[0] == "ignored"]:
         yield f"ignored members: {', '.join(ignored)}"
 
 

@@ -275,7 +275,7 @@ def record_documents(name: str, records: Records, options: Options, counts: Coun
                 parts, learn = options.chat.document(record, counts)
             else:
                 parts, learn = TEMPLATES[options.template](record, options.field), None
-                count_ignored(counts, record, (options.field,) if options.template == "plain" else ALPACA_FIELDS, "records")
+                count_ignored(counts, record, (options.field,) if options.template == "plain" else ALPACA_FIELDS, "record")
             prompt, text = parts
             data = (prompt + text).encode()
         except KeyError as error:

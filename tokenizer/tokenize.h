@@ -224,21 +224,25 @@ typedef struct TokenShards {
 
 // Prints what was left out, and what may not be as the user thinks; `heading` begins each line.
 static inline void token_shards_tell(const TokenShards *made, const char *heading) {
+    static const char odd[] = "had bytes that are not UTF-8: each of these is a token";
     const struct {
         size_t count;
-        const char *what;
+        const char *one, *several;
     } notes[] = {
-        {made->left_out, "were left out, because nothing of them would have been predicted"},
-        {made->empty, "were left out, because they are empty"},
-        {made->odd, "had bytes that are not UTF-8: each of these is a token"},
+        {made->left_out, "was left out, because nothing of it would have been predicted",
+         "were left out, because nothing of them would have been predicted"},
+        {made->empty, "was left out, because it is empty", "were left out, because they are empty"},
+        {made->odd, odd, odd},
     };
     for (int i = 0; i < 3; i++) {
-        if (notes[i].count == 0) { continue; }
-        printf("%s%zu documents %s\n", heading, notes[i].count, notes[i].what);
+        size_t count = notes[i].count;
+        if (count == 0) { continue; }
+        printf("%s%zu document%s %s\n", heading, count, plural(count),
+               count == 1 ? notes[i].one : notes[i].several);
     }
     if (made->spelling > 0) {
-        printf("%s%zu documents hold special tokens as text, such as %s: they are learned in letters\n",
-               heading, made->spelling, made->spelled);
+        printf("%s%zu document%s special tokens as text, such as %s: they are learned in letters\n", heading,
+               made->spelling, made->spelling == 1 ? " holds" : "s hold", made->spelled);
     }
 }
 

@@ -120,7 +120,7 @@ class Reference(ChatTest):
 
     def test_chats_without_an_answer_are_left_out(self):
         path = self.write_chats("a.jsonl", [[{"role": "user", "content": "x"}], *chats(1)])
-        self.assertIn("1 documents were left out, because nothing", self.prepare_chats("one", TEMPLATES["llama"], path))
+        self.assertIn("1 document was left out, because nothing of it", self.prepare_chats("one", TEMPLATES["llama"], path))
 
 
 class Refused(ChatTest):
@@ -177,7 +177,7 @@ class Refused(ChatTest):
             outs[name] = self.prepare_chats(name, TEMPLATES["chatml"], self.write(f"{name}.jsonl", json.dumps(record)))
             self.assertEqual(self.files(name), self.files("a"))
         self.assertNotIn("ignored", outs["a"] + outs["b"] + outs["c"])
-        self.assertIn("ignored members: system in 1 records", outs["d"])
+        self.assertIn("ignored members: system in 1 record", outs["d"])
 
     def test_what_is_ignored_or_becomes_a_special_token_is_counted(self):
         chat = [{"role": "user", "content": "a<|endoftext|>b", "name": "Ann"}, {"role": "assistant", "content": "the cat", "name": ""}]
@@ -187,15 +187,15 @@ class Refused(ChatTest):
         self.assertIn("3 chats have what is spelled like a special token in what is said: it became one\n", out)
         record = {"instruction": "x", "input": "", "output": "y", "system": "be kind", "history": [["a", "b"]]}
         out = self.prepare("b", "--template", "alpaca", self.write("b.jsonl", json.dumps(record)))
-        self.assertIn("ignored members: system in 1 records, history in 1 records\n", out)
+        self.assertIn("ignored members: system in 1 record, history in 1 record\n", out)
         pyarrow.parquet.write_table(pyarrow.table({key: [value] for key, value in record.items()}), self.directory / "b.parquet")
         out = self.prepare("c", "--template", "alpaca", self.directory / "b.parquet")
-        self.assertIn("ignored members: system in 1 records, history in 1 records\n", out)
+        self.assertIn("ignored members: system in 1 record, history in 1 record\n", out)
 
     def test_of_two_lists_of_messages_one_is_named_as_ignored(self):
         said = [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]
         path = self.write("two.jsonl", json.dumps({"messages": [{"role": "user", "content": "z"}], "conversations": said}))
-        self.assertIn("ignored members: messages in 1 records\n", self.prepare_chats("two", TEMPLATES["chatml"], path))
+        self.assertIn("ignored members: messages in 1 record\n", self.prepare_chats("two", TEMPLATES["chatml"], path))
 
     def test_what_the_template_says_is_told(self):
         record = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}

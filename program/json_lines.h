@@ -34,7 +34,9 @@ static inline int command_tokenize(const Options *options) {
     thread_pool_destroy(pool);
     if (!good) { exit_alone(made.unwritten ? EXIT_SYSTEM_FAILURE : EXIT_USER_MISTAKE, &error); }
     const uint64_t *amount = made.pad > 0 ? made.sequences : made.tokens;
-    if (made.pad > 0) { snprintf(unit, sizeof unit, "sequences of %d tokens", made.pad); }
+    if (made.pad > 0) {
+        snprintf(unit, sizeof unit, "sequence%s of %d tokens", plural(amount[SHARDS_TRAIN]), made.pad);
+    }
     printf("%llu document%s: %llu %s to train on, %llu for validation; vocabulary %d\n",
            (unsigned long long)made.documents, plural(made.documents),
            (unsigned long long)amount[SHARDS_TRAIN], unit, (unsigned long long)amount[SHARDS_VALIDATION],

@@ -219,7 +219,9 @@ typedef struct TokenShards {
     int number;                        // of the shards
     bool continued;                    // the next part belongs to the document before it
     int side;                          // of the document, as its first part says
-    bool is_odd, spells;               // of the document that continues, so far
+    bool is_odd, spells, holds_end;    // of the document that continues, so far
+    size_t length;                     // tokens of that, so far
+    TokenList sequence;                // the first `pad` of them
 } TokenShards;
 
 // Prints what was left out, and what may not be as the user thinks; `heading` begins each line.
@@ -288,24 +290,36 @@ static inline bool token_shards_finish(TokenShards *shards, Error *error) {
 static inline bool token_shards_take(TokenShards *shards, const DocumentPart *part, const int32_t *ids,
                                      Error *error) {
     bool begins = !shards->continued, pads = shards->pad > 0;
-    if (begins) { shards->side = part->held_out ? SHARDS_VALIDATION : SHARDS_TRAIN; }
+    if (begins) {
+        shards->side = part->held_out ? SHARDS_VALIDATION : SHARDS_TRAIN;
+        shards->length = shards->sequence.count = 0;
+    }
     TokenWriter *writer = &shards->writers[shards->side];
-    size_t pad = (size_t)shards->pad, kept = pads ? size_min(part->tokens, pad) : part->tokens, predicted = 0;
+    size_t pad = (size_t)shards->pad, kept = part->tokens, predicted = 0;
+    for (size_t i = 0; i < part->tokens && shards->sequence.count < pad; i++) {
+        token_list_add(&shards->sequence, ids[i]);
+    }
+    shards->length += part->tokens;
     shards->continued = !part->ends;
     shards->bytes += (int64_t)part->count;
     shards->is_odd = part->is_odd || (!begins && shards->is_odd);
     shards->spells = part->spelled != NULL || (!begins && shards->spells);
+    shards->holds_end = part->holds_end || (!begins && shards->holds_end);
     if (shards->spelled == NULL) { shards->spelled = part->spelled; }
     shards->odd += part->ends && shards->is_odd;
     shards->spelling += part->ends && shards->spells;
     if (shards->progress != NULL) { shards->progress(shards->context, shards->bytes); }
-    if (begins && part->ends && part->tokens == 1) { // the end-of-text token
+    if (part->ends && shards->length == 1) { // the end-of-text token
         shards->empty++;
         return true;
     }
     shards->documents += part->ends;
-    if (pads && !begins) { return true; }
-    shards->cut += part->tokens > kept;
+    if (pads ? !part->ends : part->tokens == 0) { return true; }
+    if (pads) {
+        ids = shards->sequence.ids;
+        kept = shards->sequence.count;
+        shards->cut += shards->length > kept;
+    }
     for (size_t i = pads; i < kept; i++) { predicted += ids[i] >= 0; } // nothing stands before the first one
     if (predicted == 0 && (pads || (begins && part->ends))) {
         shards->left_out++;
@@ -317,7 +331,7 @@ static inline bool token_shards_take(TokenShards *shards, const DocumentPart *pa
         const char *name = shards->most_tokens > 0 ? path : shards->name;
         if (!token_writer_begin(writer, name, shards->tokenizer, shards->pad, error)) { return false; }
     }
-    if (part->holds_end) { writer->header.separator = 0; }
+    if (shards->holds_end) { writer->header.separator = 0; }
     shards->sequences[shards->side] += pads;
     int32_t first = pads ? ~token_id(ids[0]) : 0, padding = ~shards->tokenizer->end;
     bool good = (!pads || token_writer_add(writer, &first, 1, error)) &&
@@ -358,6 +372,7 @@ static inline bool token_shards_write(TokenShards *shards, NextPart next, void *
 static inline bool token_shards_end(TokenShards *shards, bool good, Error *error) {
     good = good && token_shards_finish(shards, error);
     for (int side = 0; side < SHARDS_SIDES; side++) { token_writer_abandon(&shards->writers[side]); }
+    token_list_free(&shards->sequence);
     return good;
 }
 

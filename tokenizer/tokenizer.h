@@ -709,6 +709,7 @@ typedef struct TokenizerWork {
     PieceMerge *heap;
     size_t token_capacity, heap_count, heap_capacity;
     pcre2_match_data *match;
+    pcre2_match_context *limits;
     Error *error;
 } TokenizerWork;
 
@@ -805,7 +806,7 @@ static inline bool tokenizer_encode_valid(TokenizerWork *work, int index, const 
     const PCRE2_SIZE *place = pcre2_get_ovector_pointer(work->match);
     for (size_t at = 0; at < count;) {
         int found = pcre2_match(work->tokenizer->patterns[index], text, count, at,
-                                PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY, work->match, NULL);
+                                PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY, work->match, work->limits);
         if (found < 0 && found != PCRE2_ERROR_NOMATCH) {
             return error_set(work->error, "PCRE2 cannot cut the text at byte %zu (error %d)", at, found);
         }
@@ -974,8 +975,11 @@ static inline bool tokenizer_encode_places(const Tokenizer *tokenizer, const cha
         .tokenizer = tokenizer, .special = special, .out = out, .begins = begins, .error = error};
     work.text = (const uint8_t *)text;
     work.match = pcre2_match_data_create(1, NULL); // the place of a whole match
+    work.limits = pcre2_match_context_create(NULL);
+    pcre2_set_match_limit(work.limits, UINT32_MAX); // the default is less than a long row of blanks takes
     bool good = tokenizer_encode_added(&work, work.text, count, false);
     pcre2_match_data_free(work.match);
+    pcre2_match_context_free(work.limits);
     free(work.tokens);
     free(work.heap);
     return good;

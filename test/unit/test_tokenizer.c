@@ -366,6 +366,29 @@ static void a_word_of_a_million_letters_takes_no_time(void **state) {
     tokenizer_close(&tokenizer);
 }
 
+// Looking for a line end behind them, as Llama 3 and Qwen do, takes more steps than PCRE2 allows by
+// itself.
+static void millions_of_blanks_are_cut(void **state) {
+    (void)state;
+    json_t *root = load_json(REFERENCE), *kinds = load_json("test/reference/tokenizer_kinds.json");
+    Tokenizer tokenizer;
+    Error error;
+    size_t count = 11000000;
+    char *text = (char *)malloc(count);
+    memset(text, ' ', count);
+    text[count - 1] = 'x';
+    json_object_update(root, json_object_get(json_object_get(kinds, "llama3"), "file"));
+    put(root, "model/merges", "[]"); // they would take longer than the cut
+    if (!open_json(&tokenizer, root, &error)) { fail_msg("%s", error.text); }
+    TokenList list = encode(&tokenizer, text, count, false);
+    assert_int_equal(list.count, count);
+    token_list_free(&list);
+    tokenizer_close(&tokenizer);
+    free(text);
+    json_decref(root);
+    json_decref(kinds);
+}
+
 static void ids_without_a_token_have_no_text(void **state) {
     (void)state;
     Tokenizer tokenizer = open_reference();
@@ -647,6 +670,7 @@ int main(void) {
         cmocka_unit_test(a_character_appears_when_its_last_byte_does),
         cmocka_unit_test(text_that_is_not_utf8_comes_back_byte_by_byte),
         cmocka_unit_test(a_word_of_a_million_letters_takes_no_time),
+        cmocka_unit_test(millions_of_blanks_are_cut),
         cmocka_unit_test(ids_without_a_token_have_no_text),
         cmocka_unit_test(damaged_files_are_refused_in_one_line),
         cmocka_unit_test(text_that_is_not_json_is_refused_in_one_line),

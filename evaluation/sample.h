@@ -336,7 +336,9 @@ static inline bool sample_lines(Sample *sample, FILE *input, bool interactive, E
             break;
         }
         char *said = line + (lines++ == 0 ? utf8_mark(line, strlen(line)) : 0);
-        said[strcspn(said, "\r\n")] = '\0';
+        for (size_t end = strlen(said); end > 0 && text_is_line_end((uint8_t)said[end - 1]);) {
+            said[--end] = '\0'; // what stands behind another \r is said, too
+        }
         bool resets = interactive && strcmp(said, "/reset") == 0;
         if (resets || !interactive) {
             sample->sampler.length = 0;

@@ -12,7 +12,7 @@
 //     end      the token that ends an answer
 //     thought  stands behind that, before the answer to the newest message only: an empty thought,
 //              which says that none is asked for; may be missing
-//     trim     true: blanks around what is said are left out
+//     trim     true: blanks around what is said are left out, those that Python's strip() leaves out
 #pragma once
 
 #include "tokenizer/tokenizer.h"
@@ -55,11 +55,31 @@ static inline bool chat_open(Chat *chat, const char *path, const Tokenizer *toke
                      file);
 }
 
+// The bytes of the blank that a text begins with; 0: it begins with none.
+static inline size_t chat_blank(const char *text) {
+    static const char *const wide[] = {"\xC2\x85",     "\xC2\xA0",     "\xE1\x9A\x80", "\xE2\x80\xA8",
+                                       "\xE2\x80\xA9", "\xE2\x80\xAF", "\xE2\x81\x9F", "\xE3\x80\x80"};
+    if ((*text >= '\t' && *text <= '\r') || (*text >= '\x1C' && *text <= ' ')) { return 1; }
+    if (strncmp(text, "\xE2\x80", 2) == 0 && (uint8_t)text[2] >= 0x80 && (uint8_t)text[2] <= 0x8A) {
+        return 3;
+    }
+    for (size_t i = 0; i < sizeof wide / sizeof wide[0]; i++) {
+        if (strncmp(text, wide[i], strlen(wide[i])) == 0) { return strlen(wide[i]); }
+    }
+    return 0;
+}
+
 static inline void chat_write(const Chat *chat, const char *said, FILE *file) {
-    static const char blanks[] = " \t\n\v\f\r";
-    if (chat->trims) { said += strspn(said, blanks); }
-    size_t count = strlen(said);
-    while (chat->trims && count > 0 && strchr(blanks, said[count - 1]) != NULL) { count--; }
+    size_t count = strlen(said), length;
+    while (chat->trims && (length = chat_blank(said)) > 0) {
+        said += length;
+        count -= length;
+    }
+    for (size_t back = 1; chat->trims && back <= size_min(count, 3); back++) {
+        if (chat_blank(said + count - back) != back) { continue; }
+        count -= back;
+        back = 0;
+    }
     fwrite(said, 1, count, file);
 }
 

@@ -291,6 +291,29 @@ static void test_conversations(void **state) {
     assert_true(given != NULL || rmdir(directory) == 0);
 }
 
+// The blanks are those of Python, whose strip() is a template's trim: also U+3000, as in Japanese.
+static void test_trim(void **state) {
+    (void)state;
+    static const char *const said[][2] = {
+        {" \t a b\r\n", "a b"},
+        {"\xE3\x80\x80\xC2\x85 a\xC2\xA0"
+         "b\x1F\xE3\x80\x80",
+         "a\xC2\xA0"
+         "b"},
+        {"\xE2\x80\x8A\xC3\xA0\xE2\x80\x8B", "\xC3\xA0\xE2\x80\x8B"}, // U+200B is none
+        {"\xE1\x9A\x80 \xE2\x80\xA8", ""},
+        {"\xA0 x \xA0", "\xA0 x \xA0"},
+        {"", ""},
+    };
+    Chat chat = {.first = {"<", ">"}, .trims = true};
+    for (size_t i = 0; i < sizeof said / sizeof said[0]; i++) {
+        char wanted[64], *text = chat_text(&chat, "", false, said[i][0]);
+        snprintf(wanted, sizeof wanted, "<%s>", said[i][1]);
+        assert_string_equal(text, wanted);
+        free(text);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_steps_equal_forward),
@@ -298,6 +321,7 @@ int main(void) {
         cmocka_unit_test(test_choose),
         cmocka_unit_test(test_largest),
         cmocka_unit_test(test_conversations),
+        cmocka_unit_test(test_trim),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

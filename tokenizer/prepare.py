@@ -226,9 +226,10 @@ def run(arguments: argparse.Namespace) -> str:
     record = parent / f"{name}.prepared.json"
     request = {
         "tokenizer": f"{vocabulary.sum_of(tokenizer):08x}",
+        "end of text": vocabulary.end_of(tokenizer, arguments.tokenizer),
         "inputs": [input_facts(name) for name in arguments.inputs],
         **{key: getattr(arguments, key) for key in ("val_fraction", "separator", "template", "field", "dataset_split", "pad")},
-        "chat template": chat and hashlib.sha256(chat.source.encode()).hexdigest(),
+        "chat template": chat and hashlib.sha256(json.dumps([chat.source, chat.names], sort_keys=True).encode()).hexdigest(),
     }
     parent.mkdir(parents=True, exist_ok=True)
     if report := made_before(arguments, record, request):

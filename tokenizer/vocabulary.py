@@ -16,14 +16,16 @@ from tokenizers.models import BPE
 END_OF_TEXT = "<|endoftext|>"
 
 
-def end_of(tokenizer: Tokenizer, directory: Path | None) -> str | None:
-    """The added token behind a text: tokenizer_find_end in tokenizer.h."""
+def end_of(tokenizer: Tokenizer, name: str) -> str | None:
+    """The added token behind a text, of a tokenizer that was loaded by `name`: tokenizer_find_end in tokenizer.h."""
+    path = Path(name)
+    directory = path if path.is_dir() else path.parent if path.is_file() else None
     added = {number: token.content for number, token in tokenizer.get_added_tokens_decoder().items()}
     if END_OF_TEXT in added.values():
         return END_OF_TEXT
-    for name in ("tokenizer_config.json", "generation_config.json", "config.json") if directory is not None else ():
+    for beside in ("tokenizer_config.json", "generation_config.json", "config.json") if directory is not None else ():
         try:
-            config = json.loads((directory / name).read_bytes())
+            config = json.loads((directory / beside).read_bytes())
             token, number = config.get("eos_token"), config.get("eos_token_id")
         except (OSError, ValueError, RecursionError, AttributeError):
             continue
@@ -104,7 +106,7 @@ def load(name: str) -> Tokenizer:
         raise
     except Exception as error:  # the library raises bare exceptions
         raise TokenizerError(f"cannot load the tokenizer '{name}' ({error}): give a directory that holds it") from error
-    if end_of(tokenizer, path if path.is_dir() else path.parent if path.is_file() else None) is None:
+    if end_of(tokenizer, name) is None:
         raise TokenizerError(f"the tokenizer '{name}' has no token {END_OF_TEXT}, and neither tokenizer_config.json nor config.json "
                              "beside it names another of its added tokens as eos_token: one is put behind each document")
     return tokenizer

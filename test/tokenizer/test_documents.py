@@ -200,6 +200,16 @@ class Ends(DirectoryTest):
             self.assertIn("names another", self.refused("--tokenizer", home, path))
             (home / name).unlink()
 
+    def test_another_end_is_another_request(self):
+        path, home = self.write("a.jsonl", '{"text": "the cat"}'), self.directory / "bpe"
+        home.mkdir()
+        (home / "tokenizer.json").write_text((TOKENIZER / "tokenizer.json").read_text().replace(END, "</s>"))
+        for end in ("</s>", "<|end|>"):
+            (home / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
+            code, _, errors = self.run_prepare("--tokenizer", home, "--out", self.directory / "x", path)
+            self.assertEqual(code, 0 if end == "</s>" else 2)
+        self.assertIn("another end of text (</s>, now <|end|>)", errors)
+
 
 PROMPT = ("Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
           "### Instruction:\n{instruction}\n\n### Response:\n")

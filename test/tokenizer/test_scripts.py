@@ -64,14 +64,14 @@ class Scripts(Stage):
         self.assertRegex(done.stderr, "-m pip install -r .*dev/tensorboard/requirements.txt")
 
     def test_openwebtext_takes_no_directory_of_tokens_and_texts(self):
-        (self.directory / "data").mkdir()
-        self.write("data/a.bin", "x")
-        done = self.run_script("scripts/openwebtext", "data", "out", TOKENIZER=str(TOKENIZER), RANKS="1")
+        (self.directory / "my data").mkdir()
+        self.write("my data/a.bin", "x")
+        done = self.run_script("scripts/openwebtext", "my data", "out", TOKENIZER=str(TOKENIZER), RANKS="1")
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.write("data/b.txt", "x")
-        done = self.run_script("scripts/openwebtext", "data", "out", TOKENIZER=str(TOKENIZER), RANKS="1")
+        self.write("my data/b.txt", "x")
+        done = self.run_script("scripts/openwebtext", "my data", "out", TOKENIZER=str(TOKENIZER), RANKS="1")
         self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1))
-        self.assertIn("data has 1 file of tokens (.bin) and 1 of another kind", done.stderr)
+        self.assertIn("my data has 1 file of tokens (.bin) and 1 of another kind", done.stderr)
         self.assertEqual(len(self.calls()), 1)
 
 

@@ -169,7 +169,8 @@ static void what_is_missing_is_named(void **state) {
 static void make_installs_and_explains(void **state) {
     Stage *stage = stage_of(state);
     build(stage, ON_CPUS "install PREFIX=there");
-    shell(stage, "test -x there/bin/train_gpt && test -f there/share/man/man1/train_gpt.1 && "
+    shell(stage, "test -x there/bin/train_gpt && grep -q '4: it was asked to stop' "
+                 "there/share/man/man1/train_gpt.1 && "
                  "there/bin/acco-launch echo launched > launched && grep -q launched launched && "
                  "{ there/bin/acco-keep-going 2> usage; grep -q HOSTFILE usage; }");
     shell(stage, "printf '#!/bin/sh\\necho \"  train_gpt asked for $*\"\\n' > train_gpt");

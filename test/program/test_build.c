@@ -189,6 +189,16 @@ static void make_installs_and_explains(void **state) {
     assert_null(strstr(outcome.output, "#"));
 }
 
+static void a_tree_without_git_is_checked(void **state) {
+    Stage *stage = stage_of(state);
+    shell(stage,
+          "mkdir -p tree/dev && cp -r '%s'/*.h '%s/models' '%s/options' tree && cp '%s/dev/check-rules' "
+          "tree/dev && "
+          "tree/dev/check-rules && echo 'int x = gpt2_x();' >> tree/scheduler.h && "
+          "! tree/dev/check-rules > said && grep -q 'scheduler.h.*gpt2_x' said",
+          stage->root, stage->root, stage->root, stage->root);
+}
+
 // ---- scripts/train.slurm --------------------------------------------------------------
 
 // The job's script under a srun that prints its command and ends with `code`.
@@ -307,6 +317,7 @@ int main(void) {
         BUILD_TEST(wishes_reach_the_program_for_gpus),
         BUILD_TEST(what_is_missing_is_named),
         BUILD_TEST(make_installs_and_explains),
+        BUILD_TEST(a_tree_without_git_is_checked),
         BUILD_TEST(a_job_uses_its_gpus_or_ends),
         BUILD_TEST(a_job_that_dies_goes_back_into_the_queue),
         BUILD_TEST(a_job_that_saves_nothing_is_not_begun_again),

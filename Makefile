@@ -10,6 +10,7 @@
 # make test-asan, test-tsan     the tests under sanitizers
 # make test-slurm       jobs that go on under a real Slurm, on this machine; needs root
 # make test-distro      on Debian 13, in a chroot: a run, two folders of tests, a job of every rule; needs root
+# make test-llama-cpp   exported models in llama.cpp, which it installs; needs a C library as new as Debian 13's
 # make check            are layout, includes, names of rules and documentation in order?
 # make check-cxx        are the sources also valid C++?
 # make format           lays out every C and CUDA file as .clang-format says

@@ -49,8 +49,17 @@ class Scripts(Stage):
         self.assertIn("--data out/stories_train_*.bin", train)
         self.assertNotIn("--val-data", train)
 
-    def test_stories_that_are_held_out_are_evaluated(self):
+    def test_held_out_stories_of_less_than_a_window_are_not_evaluated(self):
         self.write("a.txt", f"\n{END}\n".join(stories(600)))
+        done = self.run_script("scripts/tinystories", "a.txt", "out")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertTrue(list((self.directory / "out").glob("stories_val_*.bin")))
+        self.assertIn("validation reads the last 5 % of the text", done.stdout)
+        train, = self.calls()
+        self.assertNotIn("--val-data", train)
+
+    def test_stories_that_are_held_out_are_evaluated(self):
+        self.write("a.txt", f"\n{END}\n".join(stories(3000)))
         done = self.run_script("scripts/tinystories", "a.txt", "out")
         self.assertEqual(done.returncode, 0, done.stderr)
         train, evaluation = self.calls()

@@ -21,7 +21,8 @@ static inline void open_run_directory(Run *run) {
     if (run_is_main(run)) {
         size_t length = strlen(out);
         bool resumes = strcmp(run->options.resume, "auto") == 0, traced = trace[0] != '\0',
-             inside = strncmp(trace, out, length) == 0 && (trace[length] == '/' || out[length - 1] == '/');
+             inside = length > 0 && strncmp(trace, out, length) == 0 &&
+                      (trace[length] == '/' || out[length - 1] == '/');
         made = (!traced || inside || trace_path_check(trace, &error)) &&
                run_directory_create(out, options_model(&run->options), run->rule->name, run->directory,
                                     &error) &&

@@ -29,15 +29,17 @@ static inline bool group_number(const char *directory, const char *name, const c
     return end != text;
 }
 
-// Lowers the limits to one directory's. Pages of files that nobody uses count as free.
+// Lowers the limits to one directory's. Pages of files count as free: the kernel drops them where
+// memory is wanted, also those that were read more than once (active).
 static inline void group_limit(const char *directory, GroupLimits *limits) {
     char text[128];
-    double most = 0, used = 0, files = 0, quota = 0, period = 100000;
+    double most = 0, used = 0, active = 0, inactive = 0, quota = 0, period = 100000;
     bool second = group_number(directory, "memory.max", "", &most);
     if (second || group_number(directory, "memory.limit_in_bytes", "", &most)) {
         group_number(directory, second ? "memory.current" : "memory.usage_in_bytes", "", &used);
-        group_number(directory, "memory.stat", second ? "inactive_file " : "total_inactive_file ", &files);
-        double left = fmax(most - fmax(used - files, 0), 0);
+        group_number(directory, "memory.stat", second ? "active_file " : "total_active_file ", &active);
+        group_number(directory, "memory.stat", second ? "inactive_file " : "total_inactive_file ", &inactive);
+        double left = fmax(most - fmax(used - active - inactive, 0), 0);
         if (left < (double)limits->memory) { limits->memory = (size_t)left; }
     }
     bool shared =
@@ -79,7 +81,8 @@ static inline GroupLimits process_limits(void) { return group_limits("/proc/self
 static inline size_t memory_available(void) {
     char kilobytes[128];
     bool known = file_read_line("/proc/meminfo", "MemAvailable:", kilobytes, sizeof kilobytes);
-    return known ? size_min((size_t)strtoull(kilobytes, NULL, 10) * 1024, process_limits().memory) : 0;
+    size_t host = known ? (size_t)strtoull(kilobytes, NULL, 10) * 1024 : 0;
+    return known ? size_max(size_min(host, process_limits().memory), 1) : 0; // 1: nothing is left
 }
 
 enum { CORE_LIST_SIZE = 4096, MOST_CORES = 8192 }; // Linux has no more

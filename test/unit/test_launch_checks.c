@@ -178,7 +178,7 @@ static void test_control_groups(void **state) {
     limits = group_limits(self, root);
     assert_true(limits.memory == 1000000 && isinf(limits.cores));
     put(root, "job/memory.current", "700000\n");
-    put(root, "job/memory.stat", "anon 1\ninactive_file 200000\n");
+    put(root, "job/memory.stat", "anon 1\nactive_file 150000\ninactive_file 50000\n");
     put(root, "job/cpu.max", "150000 100000\n");
     limits = group_limits(self, root);
     assert_true(limits.memory == 500000 && limits.cores == 1.5);
@@ -199,7 +199,8 @@ static void test_control_groups(void **state) {
     put(root, "cpu,cpuacct/a/cpu.cfs_period_us", "100000\n");
     limits = group_limits(self, root);
     assert_true(limits.memory == 240000 && limits.cores == 0.5);
-    put(root, "memory/a/memory.stat", "inactive_file 5000\ntotal_inactive_file 20000\n"); // total: with a/b
+    put(root, "memory/a/memory.stat",
+        "inactive_file 5000\ntotal_inactive_file 12000\ntotal_active_file 8000\n"); // total: with a/b
     assert_true(group_limits(self, root).memory == 260000);
     put(root, "cpu,cpuacct/a/cpu.cfs_quota_us", "-1\n");
     assert_true(isinf(group_limits(self, root).cores));

@@ -162,6 +162,7 @@ typedef struct Options {
     OptionsCommand command;
     OptionText topic;  // of help; empty: the overview
     OptionText kept;   // the file from which a resumed run took what was not given; empty: none
+    bool branch_again; // --resume auto where a branch, --resume PATH, has not saved itself: resume is PATH
     RuleOptions rules; // options that only some rules have
 #include "options/options_table.h"
     // Of each option, by its place in the table: whether the program has chosen its value.

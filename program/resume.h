@@ -43,9 +43,25 @@ static inline void open_checkpoints(Run *run) {
     run->checkpointed = checkpointed;
 }
 
+// A branch that ended before it had saved itself begins again where it began.
+static inline void find_branch(Options *options) {
+    char path[sizeof(OptionText) + 16];
+    bool begins = options->command == COMMAND_TRAIN && strcmp(options->resume, "auto") == 0 &&
+                  checkpoint_newest(options->out, INT64_MAX) < 0;
+    if (!begins) { return; }
+    snprintf(path, sizeof path, "%s/config.json", options->out);
+    json_t *config = json_file_load(path, 0, NULL);
+    const char *from = json_text(config, "resume");
+    options->branch_again = from != NULL && strcmp(from, "auto") != 0 && strcmp(from, "off") != 0 &&
+                            strlen(from) < sizeof options->resume;
+    if (options->branch_again) { strcpy(options->resume, from); }
+    json_decref(config);
+}
+
 // A run stands for its newest checkpoint, and a checkpoint for the model in it.
 static inline void find_models(Options *options) {
     OptionText asked;
+    find_branch(options);
     memcpy(asked, options->from, sizeof asked);
     bool newest = checkpoint_find(options->from, sizeof options->from);
     checkpoint_find(options->finetune, sizeof options->finetune);
@@ -352,6 +368,7 @@ static inline void resume_run(Run *run) {
     }
     run->clock.before = run->checkpointed.seconds;
     continue_reports(run, run->clock.before);
+    if (!again) { run->checkpointed.saved_commit = -1; } // it is in another run's directory
     if (run_is_main(run)) { report_resumed(run, resume, again); }
     run->owes_validation = has_left_validation(run);
     checkpoint_close(&run->source);

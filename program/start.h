@@ -20,7 +20,8 @@ static inline void open_run_directory(Run *run) {
     const char *out = run->options.out, *trace = run->options.trace;
     if (run_is_main(run)) {
         size_t length = strlen(out);
-        bool resumes = strcmp(run->options.resume, "auto") == 0, traced = trace[0] != '\0',
+        bool resumes = strcmp(run->options.resume, "auto") == 0 || run->options.branch_again,
+             traced = trace[0] != '\0',
              inside = length > 0 && strncmp(trace, out, length) == 0 &&
                       (trace[length] == '/' || out[length - 1] == '/');
         made = (!traced || inside || trace_path_check(trace, &error)) &&

@@ -28,7 +28,7 @@ static inline void evaluator_reserve(Evaluator *evaluator, Arena *arena, const M
     ModelSettings settings = *machine;
     size_t bytes = (size_t)request->B * request->T * sizeof(int32_t);
     settings.B = request->B;
-    settings.T = request->T;
+    settings.T = evaluate_inputs(request);
     settings.recompute = RECOMPUTE_BLOCK; // so that all layers share one set of activations
     settings.ranks_tokens = request->task == EVALUATE_LAMBADA;
     model_reserve(&evaluator->model, arena, config, &settings);
@@ -250,8 +250,9 @@ static inline bool evaluation_open(Evaluation *evaluation, const Options *option
         .limit = options->limit,
         .divides = options->attend == ATTEND_DOCUMENT,
     };
-    if (request.T > positions) {
-        return error_set(error, "--seq-len %d is longer than the model's %d positions", request.T, positions);
+    if (evaluate_inputs(&request) > positions) {
+        return error_set(error, "--seq-len %d is longer than the model's %d positions%s", request.T,
+                         positions, request.task == EVALUATE_PERPLEXITY ? " and the token behind them" : "");
     }
     if (!text_codec_open(codec, tokenizer_path(options, path), vocabulary == 256, vocabulary, error)) {
         return false;

@@ -33,11 +33,17 @@ typedef struct EvaluateRequest {
     const char *path;           // perplexity: what dataloader.h reads, except for the built-in corpus
     const Tokenizer *tokenizer; // NULL: a token is a byte; otherwise it must live as long as the set
     int vocabulary;             // of the model: every token must be below it
-    int B, T;                   // a batch has at most B x T positions, a sequence at most T inputs
+    int B, T;                   // a batch is as large as B sequences of T tokens, or of T inputs (below)
     int stride;                 // S of perplexity, 1 to T; 0: T / 2
     int64_t limit;              // windows or lines that are read, from the first; 0: all
     bool divides;               // perplexity: attention stays inside documents
 } EvaluateRequest;
+
+// The most tokens of a sequence that the model reads: not the last one of a window, and those in front
+// of the last one of a line.
+static inline int evaluate_inputs(const EvaluateRequest *request) {
+    return request->task == EVALUATE_PERPLEXITY ? request->T - 1 : request->T;
+}
 
 // Tokens [begin, begin + length) of a file; the last `scored` of them are predicted. The
 // inputs of the model are all but the last.
@@ -382,7 +388,7 @@ static inline bool evaluate_set_open(EvaluateSet *set, const EvaluateRequest *re
     for (size_t i = 0; i < set->count; i++) { set->order[i] = &set->sequences[i]; }
     qsort(set->order, set->count, sizeof *set->order, evaluate_compare_lengths);
     // The first sequence of a batch is its longest, which determines how many fit.
-    size_t positions = (size_t)request->B * request->T;
+    size_t positions = (size_t)request->B * evaluate_inputs(request);
     for (size_t i = 0; i < set->count;) {
         size_t rows = positions / (set->order[i]->length - 1);
         set->starts[set->batch_count++] = i;

@@ -377,7 +377,7 @@
      "How many of the newest checkpoints of --from are averaged.")
     OPTION("to", REPORT, SAME_BITS, TEXT, to, "", 0, "FILE.gguf|DIR", .commands = FOR_EXPORTS, .help =
      "Where train_gpt export writes the model: a GGUF, with a Modelfile for Ollama beside it, or a directory "
-     "for transformers. Files that are there already are replaced.")
+     "for transformers. A GGUF and a Modelfile that are there already are replaced; a directory must be new.")
     OPTION("type", REPORT, SAME_BITS, CHOICE, type, "f16", .choices = {"f32", "f16", "bf16", "q8_0"},
      .commands = FOR_EXPORTS, .also = "outtype, quantize", .help =
      "Number format of the matrices in a GGUF. q8_0 takes a byte and a sixteenth for each number, and is "

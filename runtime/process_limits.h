@@ -10,22 +10,26 @@
 #include "runtime/numbers.h"
 #include "runtime/system.h"
 
+enum { CORE_LIST_SIZE = 4096, MOST_CORES = 8192 }; // Linux has no more
+
 typedef struct GroupLimits {
-    size_t memory; // bytes that the process may still take; SIZE_MAX: no limit
-    double cores;  // the share of time, as a number of cores; INFINITY: no limit
+    size_t memory;            // bytes that the process may still take; SIZE_MAX: no limit
+    double cores;             // the share of time, as a number of cores; INFINITY: no limit
+    char set[CORE_LIST_SIZE]; // the cores that it may have, as the kernel lists them; empty: no limit
 } GroupLimits;
 
 // text <- what follows `row` in a line of the file `name` of a directory; false: there is none.
-static inline bool group_line(const char *directory, const char *name, const char *row, char text[128]) {
+static inline bool group_line(const char *directory, const char *name, const char *row, char *text,
+                              int size) {
     char path[PATH_MAX];
     return snprintf(path, sizeof path, "%s/%s", directory, name) < (int)sizeof path &&
-           file_read_line(path, row, text, 128);
+           file_read_line(path, row, text, size);
 }
 
 // The number that stands there; false: there is none, or it is "max".
 static inline bool group_number(const char *directory, const char *name, const char *row, double *value) {
     char text[128], *end = text;
-    if (group_line(directory, name, row, text)) { *value = strtod(text, &end); }
+    if (group_line(directory, name, row, text, sizeof text)) { *value = strtod(text, &end); }
     return end != text;
 }
 
@@ -42,16 +46,22 @@ static inline void group_limit(const char *directory, GroupLimits *limits) {
         double left = fmax(most - fmax(used - active - inactive, 0), 0);
         if (left < (double)limits->memory) { limits->memory = (size_t)left; }
     }
-    bool shared =
-        (group_line(directory, "cpu.max", "", text) && sscanf(text, "%lf %lf", &quota, &period) == 2) ||
-        (group_number(directory, "cpu.cfs_quota_us", "", &quota) &&
-         group_number(directory, "cpu.cfs_period_us", "", &period));
+    bool shared = (group_line(directory, "cpu.max", "", text, sizeof text) &&
+                   sscanf(text, "%lf %lf", &quota, &period) == 2) ||
+                  (group_number(directory, "cpu.cfs_quota_us", "", &quota) &&
+                   group_number(directory, "cpu.cfs_period_us", "", &period));
     if (shared && quota > 0 && period > 0) { limits->cores = fmin(limits->cores, quota / period); }
+    // A group's cores are among those of the groups around it, which come later.
+    static const char *const sets[] = {"cpuset.cpus.effective", "cpuset.effective_cpus"};
+    for (int i = 0; i < 2 && limits->set[0] == '\0'; i++) {
+        group_line(directory, sets[i], "", limits->set, sizeof limits->set);
+        limits->set[strcspn(limits->set, "\n")] = '\0';
+    }
 }
 
 // self: /proc/self/cgroup, whose lines are NUMBER:CONTROLLERS:PATH. root: /sys/fs/cgroup.
 static inline GroupLimits group_limits(const char *self, const char *root) {
-    GroupLimits limits = {SIZE_MAX, INFINITY};
+    GroupLimits limits = {SIZE_MAX, INFINITY, ""};
     char line[PATH_MAX], directory[PATH_MAX];
     FILE *file = fopen(self, "r");
     while (file != NULL && fgets(line, sizeof line, file) != NULL) {
@@ -84,8 +94,6 @@ static inline size_t memory_available(void) {
     size_t host = known ? (size_t)strtoull(kilobytes, NULL, 10) * 1024 : 0;
     return known ? size_max(size_min(host, process_limits().memory), 1) : 0; // 1: nothing is left
 }
-
-enum { CORE_LIST_SIZE = 4096, MOST_CORES = 8192 }; // Linux has no more
 
 // Whether a list of the Linux kernel, such as "0-3,8,10-11", names this core.
 static inline bool core_list_has(const char *list, long core) {
@@ -143,11 +151,11 @@ static inline int cores_within_share(int cores, double share) {
 // them (a core set, a share of time). Reads the kernel's list, because sysconf of some C libraries
 // already counts only the affinity mask.
 static inline int machine_cores(void) {
-    char online[CORE_LIST_SIZE], allowed[CORE_LIST_SIZE];
+    char online[CORE_LIST_SIZE];
+    GroupLimits limits = process_limits();
     bool known = file_read_line("/sys/devices/system/cpu/online", "", online, sizeof online);
-    bool limited = file_read_line("/sys/fs/cgroup/cpuset.cpus.effective", "", allowed, sizeof allowed) &&
-                   allowed[0] != '\n';
-    int cores = known ? core_lists_physical(online, limited ? allowed : online, core_siblings) : 0;
+    const char *allowed = limits.set[0] != '\0' ? limits.set : online;
+    int cores = known ? core_lists_physical(online, allowed, core_siblings) : 0;
     if (cores < 1) { cores = (int)sysconf(_SC_NPROCESSORS_ONLN); }
-    return cores_within_share(cores, process_limits().cores);
+    return cores_within_share(cores, limits.cores);
 }

@@ -172,7 +172,11 @@ static void test_control_groups(void **state) {
     snprintf(self, sizeof self, "%s/self", root);
     put(root, "self", "0::/job/step\n");
     GroupLimits limits = group_limits(self, root);
-    assert_true(limits.memory == SIZE_MAX && isinf(limits.cores));
+    assert_true(limits.memory == SIZE_MAX && isinf(limits.cores) && limits.set[0] == '\0');
+    put(root, "cpuset.cpus.effective", "0-63\n"); // of the group that is nearest
+    assert_string_equal(group_limits(self, root).set, "0-63");
+    put(root, "job/cpuset.cpus.effective", "8-11,40-43\n");
+    assert_string_equal(group_limits(self, root).set, "8-11,40-43");
     put(root, "job/step/memory.max", "max\n");
     put(root, "job/step/cpu.max", "max 100000\n");
     put(root, "job/memory.max", "1000000\n");
@@ -205,6 +209,9 @@ static void test_control_groups(void **state) {
     assert_true(group_limits(self, root).memory == 260000);
     put(root, "cpu,cpuacct/a/cpu.cfs_quota_us", "-1\n");
     assert_true(isinf(group_limits(self, root).cores));
+    put(root, "self", "3:cpuset:/a\n");
+    put(root, "cpuset/a/cpuset.effective_cpus", "2\n");
+    assert_string_equal(group_limits(self, root).set, "2");
     limits = group_limits("/nowhere", "/nowhere");
     assert_true(limits.memory == SIZE_MAX && isinf(limits.cores));
     snprintf(command, sizeof command, "rm -r '%s'", root);

@@ -7,6 +7,10 @@
 
 #include "runtime/utf8.h"
 
+// Of a tokenizer_config.json: where a tokenizer sets no limit, its model_max_length is the integer
+// 10^30, and jansson takes no integer beyond 2^63. All numbers are reals then.
+enum { JSON_OF_TOKENIZER = JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL };
+
 // As json_load_file, but the file may begin with a byte order mark.
 static inline json_t *json_file_load(const char *path, size_t flags, json_error_t *problem) {
     uint8_t mark[UTF8_MARK_BYTES];

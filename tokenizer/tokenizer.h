@@ -597,12 +597,14 @@ static inline void tokenizer_find_end(Tokenizer *tokenizer, const char *path) {
         char beside[PATH_MAX];
         snprintf(beside, sizeof beside, "%.*s%s", slash != NULL ? (int)(slash - path) + 1 : 0, path,
                  names[i]);
-        json_t *root = json_file_load(beside, JSON_ALLOW_NUL, NULL);
+        json_t *root = json_file_load(beside, JSON_OF_TOKENIZER, NULL);
         const json_t *token = json_object_get(root, "eos_token"), *id = json_object_get(root, "eos_token_id");
         const json_t *content = json_is_object(token) ? json_object_get(token, "content") : token;
-        const json_t *number = json_is_array(id) ? json_array_get(id, 0) : id;
-        const AddedToken *found = tokenizer_added(tokenizer, json_string_value(content),
-                                                  json_is_integer(number) ? json_integer_value(number) : -1);
+        const json_t *first = json_is_array(id) ? json_array_get(id, 0) : id;
+        double number = json_is_number(first) ? json_number_value(first) : -1;
+        const AddedToken *found =
+            tokenizer_added(tokenizer, json_string_value(content),
+                            number >= 0 && number < TOKENIZER_MOST_TOKENS ? (json_int_t)number : -1);
         if (found != NULL) { tokenizer->end = found->id; }
         json_decref(root);
     }

@@ -724,8 +724,8 @@ static void byte_order_marks_are_skipped(void **state) {
 // the checkpoints of a run.
 static void another_token_ends_a_text(void **state) {
     Stage *stage = stage_of(state);
-    shell(stage,
-          "cp -r endless paged && echo '{\"eos_token\": \"<|endofpage|>\"}' > paged/tokenizer_config.json");
+    shell(stage, "cp -r endless paged && echo '{\"eos_token\": \"<|endofpage|>\", "
+                 "\"model_max_length\": 1000000000000000019884624838656}' > paged/tokenizer_config.json");
     run_base(stage, 0, 0, "--tokenizer paged --data documents.txt --out pages");
     run_base(stage, 0, 0, "--tokenizer bpe --data documents.txt --out texts");
     shell(stage, "for run in pages texts; do tail -c +257 $run/tokens-*.bin > $run.ids; done && cmp "

@@ -565,9 +565,11 @@ static void a_chat_becomes_a_modelfile(void **state) {
     json_object_set_new(root, "post_processor",
                         json_pack("{s:s, s:[{s:{s:s, s:i}}]}", "type", "TemplateProcessing", "single",
                                   "SpecialToken", "id", "<|end|>", "type_id", 0));
-    shell(stage,
-          "cp -r qwen3 begins && rm begins/checksums.json && sed -i 's/Q /<|end|>Q /; s/S /<|end|>S /' "
-          "begins/chat.json");
+    shell(
+        stage,
+        "cp -r qwen3 begins && rm begins/checksums.json begins/chat_template.jinja && sed -i 's/Q /<|end|>Q "
+        "/; s/S /<|end|>S /' begins/chat.json && printf '{\"chat_template\": \"old\", \"model_max_length\": "
+        "1000000000000000019884624838656}' > begins/tokenizer_config.json");
     write_tokenizer(stage, "begins", root);
     run_well(stage, "export --from %s --to %s.gguf", "begins");
     text = file_read(stage_path(stage, "begins.Modelfile", path));
@@ -575,6 +577,7 @@ static void a_chat_becomes_a_modelfile(void **state) {
     text_check(text, "{{- else }}{{ \"Q \" }}{{ .Content }}", "without");
     free(text);
     read_gguf(stage, "begins.gguf", &gguf);
+    assert_string_equal(json_string_value(json_object_get(gguf.keys, "tokenizer.chat_template")), "old");
     assert_int_equal(json_integer_value(json_object_get(gguf.keys, "tokenizer.ggml.bos_token_id")), 400);
     assert_true(json_is_true(json_object_get(gguf.keys, "tokenizer.ggml.add_bos_token")));
     close_gguf(&gguf);

@@ -323,7 +323,8 @@ static void the_tokenizer_goes_with_the_model(void **state) {
     write_text(scratch("tokenizer/tokenizer.json"),
                "{\"added_tokens\":[{\"id\":9},{\"id\":50,\"content\":\"<end>\"}]}\n");
     write_text(scratch("tokenizer/tokenizer_config.json"),
-               "{\"eos_token\":{\"content\":\"<end>\"},\"bos_token\":\"<begin>\"}");
+               "{\"eos_token\":{\"content\":\"<end>\"},\"bos_token\":\"<begin>\", "
+               "\"model_max_length\": 1000000000000000019884624838656}");
     write_text(scratch("tokenizer/vocab.json"), "{\"<begin>\":52,\"<end>\":1}");
     write_text(scratch("tokenizer/merges.txt"), "#version: 0.2\na b\n");
     write_text(scratch("tokenizer/unrelated.txt"), "x");

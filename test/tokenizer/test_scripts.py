@@ -139,6 +139,8 @@ class Finetune(Stage):
         self.assertLess(after, 0.5 * before)
         self.assertIn("m has no chat template: its chats are written by tokenizer/chat.jinja\n", done.stdout)
         self.assertRegex(done.stdout, "sample --from out/run/checkpoints/commit-[0-9]*/model")
+        self.write("m/chat_template.jinja", TEMPLATES["llama3"])  # what it has got since is not passed over
+        self.assertIn("token files of another chat template", self.finetune("m", "chats.jsonl", "out", LORA="off", EPOCHS="10").stderr)
 
     def test_alpaca_is_fine_tuning_with_its_records(self):
         self.write("records.jsonl", "".join(json.dumps({"instruction": f"Say {number}.", "input": "", "output": "the fox"}) + "\n" for number in range(60)))

@@ -200,7 +200,8 @@ def load(name: str, tokenizer: Tokenizer, file: str | None) -> ChatTemplate:
             source = {template["name"]: template["template"] for template in source}.get("default")
         if file is not None or beside.is_file():
             source = Path(file or beside).read_text("utf-8")
-        is_gpt2 = (config.get("tokenizer_class") or "GPT2Tokenizer").startswith("GPT2")  # to which transformers gives these
+        is_gpt2 = ((config.get("tokenizer_class") or "GPT2Tokenizer").startswith("GPT2")  # to which transformers gives these
+                   and any(token.content == vocabulary.END_OF_TEXT for token in tokenizer.get_added_tokens_decoder().values()))
         names = dict.fromkeys(("bos_token", "eos_token", "unk_token"), vocabulary.END_OF_TEXT) if is_gpt2 else {}
         for key, value in (special | config).items():
             text = value.get("content") if isinstance(value, dict) else value

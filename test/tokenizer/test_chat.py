@@ -11,6 +11,7 @@ import pyarrow.parquet
 
 from chats import COUNT, TEMPLATES, chats, digest, write_tokenizer
 from testing import ROOT, TOKENIZER, DirectoryTest
+from tokenizers import Tokenizer
 from tokenizer import chat, vocabulary
 
 END = 0
@@ -319,6 +320,9 @@ class Pieces(ChatTest):
         ):
             (directory / "tokenizer_config.json").write_text(json.dumps(config))
             self.assertEqual(chat.load(str(directory), tokenizer, None).render([])[0], expected)
+        (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ bos_token }}x"}))
+        other = Tokenizer.from_str(tokenizer.to_str().replace(vocabulary.END_OF_TEXT, "</s>"))  # is not GPT-2's
+        self.assertEqual(chat.load(str(directory), other, None).render([])[0], "x")
         for text in ("{", "[]", '{"chat_template": [3]}', '{"chat_template": [{"name": "tools", "template": "x"}]}'):
             (directory / "tokenizer_config.json").write_text(text)
             with self.assertRaises(chat.ChatError):

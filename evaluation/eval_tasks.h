@@ -247,7 +247,7 @@ static inline bool evaluate_add_pair(EvaluateSet *set, const char *text, size_t 
                     evaluate_encode(set, given, strlen(given), error);
         free(given);
         if (!good) { return false; }
-        given_tokens = list->count - begin;
+        given_tokens = size_max(list->count - begin, 1); // bytes may have no tokens
         list->count = begin;
     }
     if (!evaluate_encode(set, text, strlen(text), error)) { return false; }

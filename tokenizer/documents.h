@@ -40,6 +40,7 @@ typedef struct DocumentPart {
     bool is_chat;
     bool holds_end;      // a chat: the end-of-text token stands within it
     bool is_odd;         // some of its bytes are not UTF-8
+    bool is_lossy;       // some have no token
     const char *spelled; // a special token that it has in letters; NULL: none
     size_t tokens;
 } DocumentPart;

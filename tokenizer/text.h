@@ -132,7 +132,9 @@ static inline bool text_codec_encode(const TextCodec *codec, const char *prompt,
         tokenizer_begin_text(&codec->tokenizer, prompt, out);
     }
     if (codec->kind == TEXT_CODEC_TOKENIZER && prompt[0] != '\0') {
-        return tokenizer_encode(&codec->tokenizer, prompt, strlen(prompt), true, out, error);
+        return tokenizer_encode(&codec->tokenizer, prompt, strlen(prompt), true, out, error) &&
+               (out->count > before ||
+                error_set(error, "the tokenizer has no token for any byte of the prompt"));
     }
     if (codec->kind == TEXT_CODEC_BYTES) {
         const char *text = prompt[0] != '\0' ? prompt : "\n";

@@ -56,6 +56,7 @@ static inline bool encode_text(const Tokenizer *tokenizer, DocumentPart *part, c
         count = left - end->length; // what is written as the end is the end
     }
     if (part->spelled == NULL) { part->spelled = tokenizer_find_spelled(tokenizer, text, count); }
+    part->is_lossy |= tokenizer_loses(tokenizer, text, count);
     for (size_t i = 0; i < count && !part->is_odd; i += length) {
         part->is_odd = utf8_scan((const uint8_t *)text + i, count - i, &length) != UTF8_VALID;
     }
@@ -140,6 +141,7 @@ static inline bool encode_line(const Tokenizer *tokenizer, DocumentPart *part, T
     for (size_t i = before; i < tokens->count; i++) { tokens->ids[i] = ~tokens->ids[i]; }
     part->ends = more == 0;
     part->is_chat = learn != NULL;
+    part->is_lossy |= good && learn != NULL && tokenizer_loses(tokenizer, text, text_bytes);
     part->held_out = held_out != 0;
     good = good && (learn != NULL ? encode_chat(tokenizer, line, text, text_bytes, learn, tokens, error)
                                   : encode_text(tokenizer, part, text, text_bytes, tokens, error));
@@ -211,22 +213,23 @@ typedef struct TokenShards {
     uint64_t tokens[SHARDS_SIDES];    // in the shards that are whole
     uint64_t sequences[SHARDS_SIDES]; // with padding
     size_t empty, cut, left_out;      // no text; longer than pad; nothing of them would be predicted
-    size_t odd, spelling;             // not UTF-8; with special tokens in letters
+    size_t odd, lossy, spelling;      // not UTF-8; with bytes without a token; special tokens in letters
     const char *spelled;              // the first of these
     bool unwritten;                   // a shard that had been begun could not be written
     // Under way.
-    TokenWriter writers[SHARDS_SIDES]; // `file` is NULL until there is something to write
-    int number;                        // of the shards
-    bool continued;                    // the next part belongs to the document before it
-    int side;                          // of the document, as its first part says
-    bool is_odd, spells, holds_end;    // of the document that continues, so far
-    size_t length;                     // tokens of that, so far
-    TokenList sequence;                // the first `pad` of them
+    TokenWriter writers[SHARDS_SIDES];        // `file` is NULL until there is something to write
+    int number;                               // of the shards
+    bool continued;                           // the next part belongs to the document before it
+    int side;                                 // of the document, as its first part says
+    bool is_odd, is_lossy, spells, holds_end; // of the document that continues, so far
+    size_t length;                            // tokens of that, so far
+    TokenList sequence;                       // the first `pad` of them
 } TokenShards;
 
 // Prints what was left out, and what may not be as the user thinks; `heading` begins each line.
 static inline void token_shards_tell(const TokenShards *made, const char *heading) {
-    static const char odd[] = "had bytes that are not UTF-8: each of these is a token";
+    static const char odd[] = "had bytes that are not UTF-8: each of these is a token",
+                      lossy[] = "had bytes for which the tokenizer has no token: these are left out";
     const struct {
         size_t count;
         const char *one, *several;
@@ -235,8 +238,9 @@ static inline void token_shards_tell(const TokenShards *made, const char *headin
          "were left out, because nothing of them would have been predicted"},
         {made->empty, "was left out, because it is empty", "were left out, because they are empty"},
         {made->odd, odd, odd},
+        {made->lossy, lossy, lossy},
     };
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         size_t count = notes[i].count;
         if (count == 0) { continue; }
         printf("%s%zu document%s %s\n", heading, count, plural(count),
@@ -303,10 +307,12 @@ static inline bool token_shards_take(TokenShards *shards, const DocumentPart *pa
     shards->continued = !part->ends;
     shards->bytes += (int64_t)part->count;
     shards->is_odd = part->is_odd || (!begins && shards->is_odd);
+    shards->is_lossy = part->is_lossy || (!begins && shards->is_lossy);
     shards->spells = part->spelled != NULL || (!begins && shards->spells);
     shards->holds_end = part->holds_end || (!begins && shards->holds_end);
     if (shards->spelled == NULL) { shards->spelled = part->spelled; }
     shards->odd += part->ends && shards->is_odd;
+    shards->lossy += part->ends && shards->is_lossy;
     shards->spelling += part->ends && shards->spells;
     if (shards->progress != NULL) { shards->progress(shards->context, shards->bytes); }
     if (part->ends && shards->length == 1) { // the end-of-text token

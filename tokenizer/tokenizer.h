@@ -17,10 +17,11 @@
 // characters; one that is no token becomes its bytes (byte_fallback). The file writes a blank as
 // U+2581 and a byte as <0x41>; here tokens have the blank and the byte.
 //
-// Bytes that are no UTF-8, which the library refuses, become one token each. A
-// tokenizer.json that asks for more (another normalizer, dropout, bytes
-// without a token) is refused. Of its post-processor only the token in front of a text is read:
-// prompts and tasks get it (tokenizer_begin_text), documents do not.
+// Bytes that are no UTF-8, which the library refuses, become one token each. A byte without a
+// token, of which vocabularies such as SmolLM2's have some, is left out as by the library, and what
+// stands around it is merged. A tokenizer.json that asks for more (another normalizer, dropout, a
+// token for what is unknown) is refused. Of its post-processor only the token in front of a text is
+// read: prompts and tasks get it (tokenizer_begin_text), documents do not.
 #pragma once
 
 #include <jansson.h>
@@ -65,13 +66,14 @@ typedef struct AddedToken {
 typedef enum TokenizerBlank { BLANK_NOWHERE, BLANK_ALWAYS, BLANK_IF_NONE, BLANK_IF_FIRST } TokenizerBlank;
 
 typedef struct Tokenizer {
-    int vocabulary;    // the largest id plus one
-    uint8_t *bytes;    // of all tokens, without gaps
-    uint32_t *offsets; // (vocabulary + 1) token i is bytes[offsets[i]] up to bytes[offsets[i + 1]]
-    bool *is_special;  // (vocabulary)
-    int32_t byte_ids[256];
-    TokenMerge *merges; // (merge_slots), a hash table with open addressing
-    size_t merge_slots; // a power of two
+    int vocabulary;        // the largest id plus one
+    uint8_t *bytes;        // of all tokens, without gaps
+    uint32_t *offsets;     // (vocabulary + 1) token i is bytes[offsets[i]] up to bytes[offsets[i + 1]]
+    bool *is_special;      // (vocabulary)
+    int32_t byte_ids[256]; // -1: no token stands for the byte
+    bool lacks_bytes;      // there are such bytes
+    TokenMerge *merges;    // (merge_slots), a hash table with open addressing
+    size_t merge_slots;    // a power of two
     AddedToken *added;
     int added_count;
     bool begins_added[256]; // whether the text of one begins with this byte
@@ -178,6 +180,7 @@ static inline size_t tokenizer_character_bytes(const char *text, uint8_t *bytes,
 typedef struct TokenizerFile {
     const char *name;
     const json_t *vocabulary, *merges, *added;
+    bool has_unknown;   // a token stands for characters that have none
     const char **texts; // (TOKENIZER_MOST_TOKENS) as in the file; NULL: no token has this id
 } TokenizerFile;
 
@@ -195,6 +198,7 @@ static inline bool tokenizer_find_parts(Tokenizer *tokenizer, TokenizerFile *fil
     tokenizer->characters = json_flag(model, "byte_fallback");
     file->vocabulary = json_object_get(model, "vocab");
     file->merges = json_object_get(model, "merges");
+    file->has_unknown = tokenizer_get(model, "unk_token") != NULL;
     file->added = tokenizer_get(root, "added_tokens");
     if (json_object_get(model, "type") != NULL && !json_says(model, "type", "BPE")) {
         const char *type = json_text(model, "type");
@@ -437,10 +441,14 @@ static inline bool tokenizer_make_bytes(Tokenizer *tokenizer, const TokenizerFil
         if (is_byte && json_object_get(file->vocabulary, text) != NULL) { tokenizer->byte_ids[bytes[0]] = i; }
     }
     for (int byte = 0; byte < 256; byte++) {
+        bool is_utf8 = byte != 0xC0 && byte != 0xC1 && byte < 0xF5;
         if (tokenizer->byte_ids[byte] >= 0) { continue; }
-        return error_set(
-            error, "%s: no token stands for the byte 0x%02X; allowed are vocabularies with all 256 bytes",
-            file->name, (unsigned)byte);
+        tokenizer->lacks_bytes = true;
+        if (!tokenizer->characters && !(file->has_unknown && is_utf8)) { continue; }
+        return error_set(error,
+                         "%s: no token stands for the byte 0x%02X; allowed are vocabularies with all 256 "
+                         "bytes, and byte-level ones without 'unk_token', which leave such a byte out",
+                         file->name, (unsigned)byte);
     }
     return true;
 }
@@ -763,21 +771,25 @@ static inline void tokenizer_encode_piece(TokenizerWork *work, const uint8_t *by
         return;
     }
     list_reserve((void **)&work->tokens, 0, &work->token_capacity, count, sizeof *work->tokens);
-    int32_t previous = -1;
+    int32_t first = -1, previous = -1;
     for (size_t i = 0, length = 1; i < count; i += length) {
         int32_t id = -1;
         if (tokenizer->characters) {
             utf8_scan(bytes + i, count - i, &length);
             id = *tokenizer_whole(tokenizer, bytes + i, length);
         }
-        if (id < 0) { length = 1; }
-        PieceToken token = {id < 0 ? tokenizer->byte_ids[bytes[i]] : id, previous,
-                            i + length < count ? (int32_t)(i + length) : -1};
+        if (id < 0) {
+            id = tokenizer->byte_ids[bytes[i]];
+            length = 1;
+        }
+        if (id < 0) { continue; }
+        PieceToken token = {id, previous, -1};
         work->tokens[i] = token;
+        *(previous < 0 ? &first : &work->tokens[previous].next) = (int32_t)i;
         previous = (int32_t)i;
     }
     work->heap_count = 0;
-    for (int32_t i = 0; i >= 0; i = work->tokens[i].next) { piece_push(work, i, work->tokens[i].next); }
+    for (int32_t i = first; i >= 0; i = work->tokens[i].next) { piece_push(work, i, work->tokens[i].next); }
     while (work->heap_count > 0) {
         PieceMerge merge = piece_pop(work);
         PieceToken *left = &work->tokens[merge.position];
@@ -793,7 +805,7 @@ static inline void tokenizer_encode_piece(TokenizerWork *work, const uint8_t *by
         piece_push(work, left->previous, merge.position);
         piece_push(work, merge.position, left->next);
     }
-    for (int32_t i = 0; i >= 0; i = work->tokens[i].next) {
+    for (int32_t i = first; i >= 0; i = work->tokens[i].next) {
         tokenizer_give(work, work->tokens[i].id, bytes + i);
     }
 }
@@ -848,6 +860,15 @@ static inline const char *tokenizer_find_spelled(const Tokenizer *tokenizer, con
         }
     }
     return NULL;
+}
+
+// Whether a byte of the text has no token. Those that a longer added token has count, too.
+static inline bool tokenizer_loses(const Tokenizer *tokenizer, const char *text, size_t count) {
+    bool loses = false;
+    for (size_t i = 0; i < count && tokenizer->lacks_bytes && !loses; i++) {
+        loses = tokenizer->byte_ids[(uint8_t)text[i]] < 0;
+    }
+    return loses;
 }
 
 static inline bool tokenizer_encode_added(TokenizerWork *work, const uint8_t *text, size_t count,

@@ -166,6 +166,15 @@ static void what_is_missing_is_named(void **state) {
     shell(stage, "rm no-zlib");
 }
 
+// make probes where build/config.mk is missing; the one of before knows no nvcc.
+static void a_compiler_for_gpus_that_was_fetched_is_looked_for(void **state) {
+    Stage *stage = stage_of(state);
+    build(stage, ON_CPUS);
+    shell(stage,
+          "mkdir -p build/cuda/bin && cp nvcc build/cuda/bin && test -e build/config.mk && "
+          "scripts/cuda > said && grep -q already said && test ! -e build/config.mk && rm -r build/cuda");
+}
+
 static void make_installs_and_explains(void **state) {
     Stage *stage = stage_of(state);
     build(stage, ON_CPUS "install PREFIX=there");
@@ -316,6 +325,7 @@ int main(void) {
         BUILD_TEST(a_compiler_that_adds_wrongly_gets_no_avx512),
         BUILD_TEST(wishes_reach_the_program_for_gpus),
         BUILD_TEST(what_is_missing_is_named),
+        BUILD_TEST(a_compiler_for_gpus_that_was_fetched_is_looked_for),
         BUILD_TEST(make_installs_and_explains),
         BUILD_TEST(a_tree_without_git_is_checked),
         BUILD_TEST(a_job_uses_its_gpus_or_ends),

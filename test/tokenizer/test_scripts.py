@@ -72,6 +72,22 @@ class Scripts(Stage):
         self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1))
         self.assertRegex(done.stderr, "-m pip install -r .*dev/tensorboard/requirements.txt")
 
+    def test_a_launcher_of_the_user_starts_one_rank_too(self):
+        self.write("build/config.mk", "HAVE_MPI := yes\nMPIRUN := false\n")
+        for launcher, said in (("echo --host pc2", "--host pc2 -np 1 echo x\n"), ("", "x\n")):
+            done = self.run_script("sh", "-c", ". scripts/common; on_ranks 1 echo x", MPIRUN=launcher)
+            self.assertEqual(done.stdout, said)
+
+    def test_openwebtext_takes_paths_with_blanks(self):
+        (self.directory / "d a").mkdir()
+        self.write("d a/a b.txt", f"\n{END}\n".join(stories(60)))
+        (self.directory / "o t/run/checkpoints/commit-7/model").mkdir(parents=True)
+        for data in ("d a", "d a/a b.txt", "d a/a*.txt"):
+            done = self.run_script("scripts/openwebtext", data, "o t", TOKENIZER=str(TOKENIZER), RANKS="1", VAL_FRACTION="0.2")
+            self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(len(self.calls()), 3)
+        self.assertIn("--data o t/web_train_*.bin --val-data o t/web_val_*.bin", self.calls()[0])
+
     def test_openwebtext_takes_no_directory_of_tokens_and_texts(self):
         (self.directory / "my data").mkdir()
         self.write("my data/a.bin", "x")

@@ -36,7 +36,7 @@ static void the_page_has_every_picture_and_says_what_it_rests_on(void **state) {
                                         "is simulated",
                                         "69.5 ms for 32 x 1024 tokens",
                                         "223.2 ms for 16 x 1024 tokens",
-                                        "No GPU has been measured",
+                                        "An H100 took 58.9 ms for 125M and 255 ms for 1.3B",
                                         " beyond.",
                                         "</html>"};
     const char *page = simulated("out/index.html");

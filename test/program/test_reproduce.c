@@ -4,7 +4,7 @@
 #include "test/program/program.h"
 
 static Stage stage;
-static bool can_run; // there are mpirun and gnuplot
+static bool can_run; // there are mpirun, gnuplot and python3
 
 static Outcome reproduce(const char *arguments, int exit_code) {
     Outcome outcome = program_run(&stage, 0, arguments);
@@ -13,7 +13,7 @@ static Outcome reproduce(const char *arguments, int exit_code) {
 }
 
 static void skip_unless_it_can_run(void) {
-    if (!can_run) { leave_out("mpirun and gnuplot (Debian: openmpi-bin gnuplot-nox)"); }
+    if (!can_run) { leave_out("mpirun, gnuplot and python3 (Debian: openmpi-bin gnuplot-nox python3)"); }
 }
 
 static void every_claim_is_listed_at_every_scale(void **state) {
@@ -85,7 +85,8 @@ static int open_stage(void **state) {
     stage_open(&stage);
     setenv("PROGRAM", stage.binary, 1);
     program_use_script(&stage, "dev/reproduce/run");
-    can_run = has_gnuplot_here() && getenv("MPIRUN") != NULL && getenv("MPIRUN")[0] != '\0';
+    can_run = has_gnuplot_here() && system("command -v python3 > /dev/null") == 0 &&
+              getenv("MPIRUN") != NULL && getenv("MPIRUN")[0] != '\0';
     return 0;
 }
 

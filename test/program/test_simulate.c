@@ -1,10 +1,10 @@
 // test_simulate.c: dev/simulate on few machines: the page, its pictures and its table;
-// and the messages about mistakes. What draws needs gnuplot and is skipped where there is
-// none.
+// and the messages about mistakes. What draws needs gnuplot and Python and is skipped where one is
+// missing.
 #include "test/program/program.h"
 
 static Stage stage;
-static bool has_gnuplot;
+static bool can_draw;
 
 static Outcome simulate(const char *arguments, int exit_code) {
     Outcome outcome = program_run(&stage, 0, arguments);
@@ -15,7 +15,7 @@ static Outcome simulate(const char *arguments, int exit_code) {
 
 static const char *simulated(const char *name) {
     char path[STAGE_PATH_SIZE];
-    if (!has_gnuplot) { leave_out("gnuplot (Debian: gnuplot-nox)"); }
+    if (!can_draw) { leave_out("gnuplot and python3 (Debian: gnuplot-nox python3)"); }
     if (access(stage_path(&stage, "out", path), F_OK) != 0) { simulate("out --coarse", 0); }
     const char *text = stage_read_text(&stage, stage_path(&stage, name, path));
     if (text == NULL) { fail_msg("there is no %s", name); }
@@ -93,10 +93,23 @@ static void a_mistake_is_one_line_here_too(void **state) {
         {"out --compute-ms '69 223'", "--compute-ms is '69 223'; give three numbers"},
         {"out --coarse --compute-ms '0 1 1'", "a plan failed: "}};
     for (size_t i = 0; i < sizeof mistakes / sizeof mistakes[0]; i++) {
-        if (has_gnuplot || i < 4) {
+        if (can_draw || i < 4) {
             text_check(simulate(mistakes[i][0], 2).errors, mistakes[i][1], mistakes[i][0]);
         }
     }
+}
+
+// Before the first plan, of which there are more than a thousand.
+static void python_is_missed_at_the_start(void **state) {
+    (void)state;
+    char few[STAGE_PATH_SIZE], *path = strdup(getenv("PATH"));
+    shell(&stage, "mkdir -p few && for tool in sh dirname basename cat sed grep awk; do ln -sf \"$(command "
+                  "-v $tool)\" few; done && "
+                  "printf '#!/bin/sh\\n' > few/gnuplot && chmod +x few/gnuplot");
+    setenv("PATH", stage_path(&stage, "few", few), 1);
+    text_check(simulate("nothing", 2).errors, "python3 is missing", "no Python");
+    setenv("PATH", path, 1);
+    free(path);
 }
 
 static int open_stage(void **state) {
@@ -104,7 +117,7 @@ static int open_stage(void **state) {
     stage_open(&stage);
     setenv("PROGRAM", stage.binary, 1);
     program_use_script(&stage, "dev/simulate");
-    has_gnuplot = has_gnuplot_here();
+    can_draw = has_gnuplot_here() && system("command -v python3 > /dev/null") == 0;
     return 0;
 }
 
@@ -113,6 +126,7 @@ int main(void) {
         STAGE_TEST(stage, the_page_has_every_picture_and_says_what_it_rests_on),
         STAGE_TEST(stage, the_table_has_every_machine_and_rule),
         STAGE_TEST(stage, a_mistake_is_one_line_here_too),
+        STAGE_TEST(stage, python_is_missed_at_the_start),
     };
     return cmocka_run_group_tests(tests, open_stage, stage_close_group) == 0 ? 0 : 1;
 }

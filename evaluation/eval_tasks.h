@@ -39,8 +39,8 @@ typedef struct EvaluateRequest {
     bool divides;               // perplexity: attention stays inside documents
 } EvaluateRequest;
 
-// The most tokens of a sequence that the model reads: not the last one of a window, and those in front
-// of the last one of a line.
+// The most tokens of a sequence that the model reads: not the last one of a window, and those in
+// front of the last one of a line.
 static inline int evaluate_inputs(const EvaluateRequest *request) {
     return request->task == EVALUATE_PERPLEXITY ? request->T - 1 : request->T;
 }

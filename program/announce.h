@@ -395,12 +395,11 @@ static inline void print_end(Run *run, uint64_t fingerprint, const RankPace *pac
     text_for_shell(run->directory, word, sizeof word);
     terminal_clear(&run->terminal);
     if (run->nothing_left) {
-        printf(
-            "finished   nothing is left to do: this run had its %.0f tokens%s; a larger %s continues it\n",
-            tokens, early ? ", the last without a lower loss" : "",
-            !early  ? "--tokens"
-            : whole ? "--tokens with a larger --stop-after"
-                    : "--stop-after");
+        printf("finished   nothing is left to do: this run had its %.0f tokens%s; a larger %s continues it\n",
+               tokens, early ? ", the last without a lower loss" : "",
+               !early  ? "--tokens"
+               : whole ? "--tokens with a larger --stop-after"
+                       : "--stop-after");
     } else {
         if (reports->peak_flops > 0) {
             snprintf(share, sizeof share, ", %.1f %% of the peak", 100 * flops / reports->peak_flops);

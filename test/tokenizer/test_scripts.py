@@ -72,6 +72,12 @@ class Scripts(Stage):
         self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1))
         self.assertRegex(done.stderr, "-m pip install -r .*dev/tensorboard/requirements.txt")
 
+    def test_another_directory_is_named(self):
+        for name in ("finetune", "tinystories", "openwebtext", "alpaca", "first-run"):
+            done = subprocess.run((str(ROOT / "scripts" / name), "a", "b"), cwd=self.directory / "bin", capture_output=True, text=True, check=False)
+            self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1), done.stderr)
+            self.assertIn("in the root of the project", done.stderr)
+
     def test_a_launcher_of_the_user_starts_one_rank_too(self):
         self.write("build/config.mk", "HAVE_MPI := yes\nMPIRUN := false\n")
         for launcher, said in (("echo --host pc2", "--host pc2 -np 1 echo x\n"), ("", "x\n")):

@@ -72,6 +72,12 @@ class Scripts(Stage):
         self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1))
         self.assertRegex(done.stderr, "-m pip install -r .*dev/tensorboard/requirements.txt")
 
+    def test_without_arguments_the_head_is_shown(self):
+        for name in ("finetune", "alpaca", "download"):
+            done = self.run_script(f"scripts/{name}")
+            self.assertEqual(done.returncode, 2)
+            self.assertTrue(done.stderr.startswith(f"{name}: "), done.stderr)
+
     def test_another_directory_is_named(self):
         for name in ("finetune", "tinystories", "openwebtext", "alpaca", "first-run"):
             done = subprocess.run((str(ROOT / "scripts" / name), "a", "b"), cwd=self.directory / "bin", capture_output=True, text=True, check=False)

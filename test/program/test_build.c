@@ -198,14 +198,16 @@ static void make_installs_and_explains(void **state) {
     assert_null(strstr(outcome.output, "#"));
 }
 
+// And what a user has trained there is left alone.
 static void a_tree_without_git_is_checked(void **state) {
     Stage *stage = stage_of(state);
     shell(stage,
-          "mkdir -p tree/dev && cp -r '%s'/*.h '%s/models' '%s/options' tree && cp '%s/dev/check-rules' "
-          "tree/dev && "
-          "tree/dev/check-rules && echo 'int x = gpt2_x();' >> tree/scheduler.h && "
+          "mkdir -p tree/dev tree/run && cp -r '%s'/*.h '%s/models' '%s/options' tree && "
+          "cp '%s/dev/check-rules' '%s/dev/arrows.txt' tree/dev && "
+          "echo '{\"optimizer\": \"acco\"}' > tree/run/config.json && tree/dev/check-rules && "
+          "echo 'int x = gpt2_x();' >> tree/scheduler.h && "
           "! tree/dev/check-rules > said && grep -q 'scheduler.h.*gpt2_x' said",
-          stage->root, stage->root, stage->root, stage->root);
+          stage->root, stage->root, stage->root, stage->root, stage->root);
 }
 
 // ---- scripts/train.slurm --------------------------------------------------------------

@@ -269,10 +269,15 @@ static inline void compare_options(const Run *run, char remarks[CHECKPOINT_REMAR
     }
 }
 
+// Whether an option is another one than in the run that is resumed.
+static inline bool option_differs(const Run *run, const OptionSpec *option) {
+    const json_t *then = json_object_get(run->source.manifest, "options"), *now = run->checkpointed.options;
+    return !json_equal(json_object_get(then, option->name), json_object_get(now, option->name));
+}
+
 // Losses on other windows are no measure for those to come: the next one is the lowest. Until then
 // the checkpoint of the lowest so far stays.
 static inline void forget_other_validations(Run *run) {
-    const json_t *then = json_object_get(run->source.manifest, "options"), *now = run->checkpointed.options;
     bool other = !has_validation_data(&run->options) && // else they are no part of --data
                  !json_says(run->source.manifest, "data", run->data_identity);
     for (EACH_OPTION(option)) {
@@ -280,9 +285,7 @@ static inline void forget_other_validations(Run *run) {
         bool shapes = at == offsetof(Options, seq_len) || at == offsetof(Options, micro_batch) ||
                       at == offsetof(Options, attend) ||
                       (at == offsetof(Options, seed) && validation_loader(run)->builtin);
-        other =
-            other || ((shapes || option->effect == HELD_OUT) &&
-                      !json_equal(json_object_get(then, option->name), json_object_get(now, option->name)));
+        other = other || ((shapes || option->effect == HELD_OUT) && option_differs(run, option));
     }
     if (!other) { return; }
     run->checkpointed.worse = 0;
@@ -292,15 +295,15 @@ static inline void forget_other_validations(Run *run) {
 // Whether the run was stopped in a validation before its end (train_to_target knows of the last
 // one). Of a run that validated at other times, or not at all, that is not known.
 static inline bool has_left_validation(const Run *run) {
-    const json_t *then = json_object_get(run->source.manifest, "options"), *now = run->checkpointed.options;
     const Scheduler *s = &run->scheduler;
-    static const char *const times[2] = {"val-every", "val-batches"};
-    bool same = run->options.val_batches > 0 && !has_all_tokens(run) && !has_stopped_improving(run);
-    for (int i = 0; i < 2; i++) {
-        same = same && json_equal(json_object_get(then, times[i]), json_object_get(now, times[i]));
-    }
+    bool same = run->options.val_batches > 0 && !has_all_tokens(run) && !has_stopped_improving(run) &&
+                !option_differs(run, option_of(offsetof(Options, val_every))) &&
+                !option_differs(run, option_of(offsetof(Options, val_batches)));
+    // It was due at the latest commit, or at the latest steps that a local rule makes at a time.
+    int64_t steps = s->optimizer.steps, before = steps - (int64_t)fmax(s->settings.local.steps, 1),
+            validated = run->checkpointed.validated_commit;
     return same && s->reports > 0 && // else nothing is validated yet
-           is_due(run->checkpointed.validated_commit, s->optimizer.steps, run->options.val_every);
+           is_due(before > validated ? before : validated, steps, run->options.val_every);
 }
 
 // Prints and logs from where the run goes on. again: in the same directory.

@@ -195,15 +195,13 @@ static void train_to_target(Run *run) {
     Scheduler *s = &run->scheduler;
     const Rule *rule = run->rule;
     Saving *saving = &run->saving;
-    double target = s->settings.target;
     // A resumed run may have come this far before. One that rolls back at its end has not.
-    bool was_done =
-        saving->rollback_repeats == 0 && (s->gradients_done >= target || has_stopped_improving(run));
-    while (s->gradients_done < target && !has_stopped_improving(run) && !scheduler_is_halted(s) &&
+    bool was_done = saving->rollback_repeats == 0 && (has_all_tokens(run) || has_stopped_improving(run));
+    while (!has_all_tokens(run) && !has_stopped_improving(run) && !scheduler_is_halted(s) &&
            !s->wishes.stop_agreed) {
         int64_t before = s->optimizer.steps;
         rule->advance(s);
-        bool last = s->gradients_done >= target && rule->finish == NULL;
+        bool last = has_all_tokens(run) && rule->finish == NULL;
         report_spike(run);
         if (scheduler_is_halted(s)) { return; }
         follow_commits(run, last);

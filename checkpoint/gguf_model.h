@@ -255,7 +255,7 @@ static inline void gguf_add_template(Gguf *gguf, const char *directory) {
         fwrite(text, 1, size, gguf->keys);
         munmap(text, size);
     } else if (hf_model_find_tokenizer(directory, "tokenizer_config.json", path)) {
-        json_t *root = json_file_load(path, JSON_OF_TOKENIZER, NULL);
+        json_t *root = json_file_load(path, JSON_ANY_INTEGERS, NULL);
         json_t *text = json_object_get(root, "chat_template"), *one;
         size_t i;
         const json_t *list = text;

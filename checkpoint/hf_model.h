@@ -380,7 +380,7 @@ static inline json_t *hf_model_special_ids(const char *from, const char *role, i
     char path[PATH_MAX], key[32];
     for (int i = 0; from != NULL && i < 4; i++) {
         if (!hf_model_find_tokenizer(from, names[i], path)) { continue; }
-        files[i] = json_file_load(path, i == 0 ? JSON_OF_TOKENIZER : JSON_ALLOW_NUL, NULL);
+        files[i] = json_file_load(path, i == 0 ? JSON_ANY_INTEGERS : JSON_ALLOW_NUL, NULL);
     }
     snprintf(key, sizeof key, "%.20s_id", role);
     const json_t *token = json_object_get(files[0], role);

@@ -324,8 +324,7 @@ static inline void report_resumed(Run *run, const char *resume, bool again) {
                keeping);
     }
     double before = run->checkpointed.next_learning_rate, now = scheduler_learning_rate(&run->scheduler);
-    bool goes_on = run->scheduler.gradients_done < run->scheduler.settings.target;
-    if (goes_on && !(fabs(now - before) <= 1e-4 * before)) {
+    if (!has_all_tokens(run) && !(fabs(now - before) <= 1e-4 * before)) {
         printf("           the schedule is another one: the learning rate goes from %.5g to %.5g here\n",
                before, now);
         if (run->options.schedule != SCHEDULE_CONSTANT && before > 1e-12) {

@@ -7,9 +7,9 @@
 
 #include "runtime/utf8.h"
 
-// Of a tokenizer_config.json: where a tokenizer sets no limit, its model_max_length is the integer
-// 10^30, and jansson takes no integer beyond 2^63. All numbers are reals then.
-enum { JSON_OF_TOKENIZER = JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL };
+// Of what may hold integers beyond 2^63, which jansson does not take: ids in records, or 10^30, the
+// model_max_length in a tokenizer_config.json without a limit. All numbers are reals then.
+enum { JSON_ANY_INTEGERS = JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL };
 
 // As json_load_file, but the file may begin with a byte order mark.
 static inline json_t *json_file_load(const char *path, size_t flags, json_error_t *problem) {

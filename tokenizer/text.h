@@ -28,8 +28,7 @@ static inline bool text_format_is_json(const char *text, size_t size) {
         in_list = in_list || begins;
     }
     if (at == size) { return false; }
-    size_t flags = JSON_DISABLE_EOF_CHECK | JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL; // ids may be large
-    json_t *record = json_loadb(text + at, size - at, flags, NULL);
+    json_t *record = json_loadb(text + at, size - at, JSON_DISABLE_EOF_CHECK | JSON_ANY_INTEGERS, NULL);
     bool found = json_object_size(record) > 0;
     json_decref(record);
     return found;

@@ -115,8 +115,7 @@ static inline bool encode_chat(const Tokenizer *tokenizer, size_t line, const ch
 static inline bool encode_line(const Tokenizer *tokenizer, DocumentPart *part, TokenList *tokens,
                                Error *error) {
     json_error_t trouble;
-    size_t flags = JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL; // members that are not used may be large
-    json_t *root = json_loadb((const char *)part->bytes, part->count, flags, &trouble);
+    json_t *root = json_loadb((const char *)part->bytes, part->count, JSON_ANY_INTEGERS, &trouble);
     const char *text, *prompt = NULL;
     size_t text_bytes, prompt_bytes, before = tokens->count;
     json_t *learn = NULL;
@@ -240,7 +239,7 @@ static inline void token_shards_tell(const TokenShards *made, const char *headin
         {made->odd, odd, odd},
         {made->lossy, lossy, lossy},
     };
-    for (int i = 0; i < 4; i++) {
+    for (size_t i = 0; i < sizeof notes / sizeof notes[0]; i++) {
         size_t count = notes[i].count;
         if (count == 0) { continue; }
         printf("%s%zu document%s %s\n", heading, count, plural(count),

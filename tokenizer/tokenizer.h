@@ -605,7 +605,7 @@ static inline void tokenizer_find_end(Tokenizer *tokenizer, const char *path) {
         char beside[PATH_MAX];
         snprintf(beside, sizeof beside, "%.*s%s", slash != NULL ? (int)(slash - path) + 1 : 0, path,
                  names[i]);
-        json_t *root = json_file_load(beside, JSON_OF_TOKENIZER, NULL);
+        json_t *root = json_file_load(beside, JSON_ANY_INTEGERS, NULL);
         const json_t *token = json_object_get(root, "eos_token"), *id = json_object_get(root, "eos_token_id");
         const json_t *content = json_is_object(token) ? json_object_get(token, "content") : token;
         const json_t *first = json_is_array(id) ? json_array_get(id, 0) : id;

@@ -199,9 +199,7 @@ static inline void warp_begin(Block &block, Warp &warp, size_t index, char *file
     warp.index = (int)index;
     warp.live = (uint32_t)ALL_LANES;
     warp.groups.push_back({0, warp.live, false});
-    for (size_t i = 0; i < kernel.file_bytes; i += sizeof(uint32_t)) {
-        *(uint32_t *)(file + i) = random_word();
-    }
+    random_fill(file, kernel.file_bytes);
     for (const Constant &constant : kernel.constants) {
         for (int lane = 0; lane < LANES; lane++) { // a predicate has one word for all lanes
             int size = constant.size == 0 ? 4 : constant.size, at = constant.size == 0 ? 0 : lane * size;
@@ -239,7 +237,7 @@ static inline void block_pass_barrier(Block &block) {
 
 static inline void block_run(Block &block, std::vector<char> &files) {
     size_t warps = block.size.count() / LANES;
-    for (char &byte : block.shared) { byte = (char)random_word(); }
+    random_fill(block.shared.data(), block.shared.size());
     for (std::vector<uint64_t> *stamps : {&block.writers, &block.readers}) {
         stamps->assign(block.shared.size(), 0);
     }

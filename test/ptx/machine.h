@@ -29,6 +29,7 @@
 // last place, always the same for the same input.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -178,6 +179,17 @@ static inline uint32_t random_word() {
     state ^= state >> 7;
     state ^= state << 17;
     return (uint32_t)(state >> 21);
+}
+
+// What registers and shared memory begin with: bits from anywhere in a table of random ones,
+// because to make them anew for every warp would take longer than to execute it.
+static inline void random_fill(char *at, size_t bytes) {
+    const size_t words = 1 << 15, most = words * sizeof(uint32_t);
+    static std::vector<uint32_t> table;
+    while (table.size() < 2 * words) { table.push_back(random_word()); }
+    for (size_t done = 0; done < bytes; done += most) {
+        memcpy(at + done, &table[random_word() % words], std::min(bytes - done, most));
+    }
 }
 
 // Prints a mistake of a kernel or of the host; the same one at the same place only once.

@@ -97,16 +97,18 @@ struct SimtCopy {
     char seen[SIMT_COPY]; // what will arrive: the source when the copy was started
 };
 
-// A suspended thread of control. simt_switch suspends the running one in `from` and goes
-// on with `to`. A kernel of a thousand threads switches many thousands of times, so on
+// A suspended thread of control. simt_switch suspends the running one in `from` and continues
+// with `to`. A kernel of a thousand threads switches many thousands of times, so on
 // x86-64 this is done in a few instructions. The functions of the C library also save the
-// mask of signals, with system calls, and take twenty times as long.
+// mask of signals, with system calls, and take twenty times as long. The last instruction is a
+// jump: a processor predicts where a return goes from the calls before it, and here that is wrong.
 #if defined(__x86_64__)
 typedef void *SimtPlace;
 __asm__(".text\nsimt_switch_stack:\n"
         "pushq %rbp\npushq %rbx\npushq %r12\npushq %r13\npushq %r14\npushq %r15\n"
         "movq %rsp, (%rdi)\nmovq %rsi, %rsp\n"
-        "popq %r15\npopq %r14\npopq %r13\npopq %r12\npopq %rbx\npopq %rbp\nret\n");
+        "popq %r15\npopq %r14\npopq %r13\npopq %r12\npopq %rbx\npopq %rbp\n"
+        "popq %rcx\njmp *%rcx\n");
 extern "C" void simt_switch_stack(SimtPlace *from, SimtPlace to);
 inline void simt_switch(SimtPlace *from, SimtPlace *to) { simt_switch_stack(from, *to); }
 
@@ -138,6 +140,7 @@ struct SimtFiber {
     SimtPlace where;
     bool started;
     char *stack;
+    size_t stack_bytes;
     void *fake_stack; // AddressSanitizer's
 };
 
@@ -166,9 +169,13 @@ struct SimtBlock {
     size_t shared_bytes;
     std::vector<SimtThread> threads;
     std::vector<SimtWarp> warps;
-    SimtThread *running;        // nullptr: the scheduler is running
-    SimtPlace scheduler;        // simt_resume, which a thread returns to when it waits
-    void *scheduler_fake_stack; // AddressSanitizer's; also the next two
+    SimtThread *warp;                 // the lanes that run in turn
+    const std::vector<size_t> *lanes; // their order
+    size_t next;                      // the place in it of the first that has not had its turn
+    SimtThread *running;              // nullptr: the scheduler is running
+    SimtPlace scheduler;              // simt_take_turns, which the last of these lanes returns to
+    bool scheduler_left;              // a lane is about to begin, or to go on, in the scheduler's place
+    void *scheduler_fake_stack;       // AddressSanitizer's; also the next two
     const void *scheduler_stack;
     size_t scheduler_stack_bytes;
     std::function<void()> body; // the kernel with its arguments
@@ -198,19 +205,60 @@ inline SimtThread *simt_self() { return simt_block()->running; }
 
 // ---- Coroutines -----------------------------------------------------------------------
 
-// Returns to the scheduler until it chooses this thread again, or the thread that runs on
-// this stack in a later block.
+inline void simt_fiber_main();
+
+// The next lane that is ready has its turn: returns where it is suspended. nullptr: all had it.
+inline SimtFiber *simt_next(SimtBlock *block) {
+    while (block->next < SIMT_WARP) {
+        SimtThread *thread = &block->warp[(*block->lanes)[block->next++]];
+        SimtFiber *fiber = thread->fiber;
+        if (thread->state != SIMT_READY) { continue; }
+        block->running = thread;
+        threadIdx = thread->index;
+        if (!fiber->started) {
+            simt_place_start(&fiber->where, fiber->stack, fiber->stack_bytes, simt_fiber_main);
+        }
+        fiber->started = true;
+        return fiber;
+    }
+    return nullptr;
+}
+
+// After a switch to a thread: AddressSanitizer is told, and says where the scheduler's stack is.
+// Without it nothing follows a switch, so that simt_yield ends in a jump: a return would be
+// predicted wrongly, as in simt_switch_stack.
+inline void simt_arrive(SimtBlock *block, void *fake_stack) {
+#if defined(__SANITIZE_ADDRESS__)
+    const void *left = nullptr;
+    size_t bytes = 0;
+    SIMT_SWITCH_END(fake_stack, &left, &bytes);
+    if (!block->scheduler_left) { return; }
+    block->scheduler_stack = left;
+    block->scheduler_stack_bytes = bytes;
+    block->scheduler_left = false;
+#else
+    (void)block, (void)fake_stack;
+#endif
+}
+
+// Continues with the next lane, or behind the last with the scheduler, until this thread has its
+// next turn, or the thread that runs on this stack in a later block.
 __attribute__((noinline)) inline void simt_yield() {
-    SIMT_SWITCH_BEGIN(&simt_self()->fiber->fake_stack, simt_block()->scheduler_stack,
-                      simt_block()->scheduler_stack_bytes);
-    simt_switch(&simt_self()->fiber->where, &simt_block()->scheduler);
-    SIMT_SWITCH_END(simt_self()->fiber->fake_stack, &simt_block()->scheduler_stack,
-                    &simt_block()->scheduler_stack_bytes);
+    SimtBlock *block = simt_block();
+    SimtFiber *mine = block->running->fiber, *next = simt_next(block);
+    if (next != nullptr) {
+        SIMT_SWITCH_BEGIN(&mine->fake_stack, next->stack, next->stack_bytes);
+        simt_switch(&mine->where, &next->where);
+    } else {
+        SIMT_SWITCH_BEGIN(&mine->fake_stack, block->scheduler_stack, block->scheduler_stack_bytes);
+        simt_switch(&mine->where, &block->scheduler);
+    }
+    simt_arrive(simt_block(), mine->fake_stack); // the block, too, may be a later one
 }
 
 // What runs on every stack: the threads that use it, one after another.
 inline void simt_fiber_main() {
-    SIMT_SWITCH_END(nullptr, &simt_block()->scheduler_stack, &simt_block()->scheduler_stack_bytes);
+    simt_arrive(simt_block(), nullptr);
     for (;;) {
         simt_block()->body();
         SimtThread *self = simt_self();
@@ -222,15 +270,15 @@ inline void simt_fiber_main() {
     }
 }
 
-// Runs the thread until it waits or has ended.
-__attribute__((noinline)) inline void simt_resume(SimtBlock *block, SimtThread *thread) {
-    SimtFiber *fiber = thread->fiber;
-    block->running = thread;
-    threadIdx = thread->index;
-    if (!fiber->started) { simt_place_start(&fiber->where, fiber->stack, SIMT_STACK, simt_fiber_main); }
-    fiber->started = true;
-    SIMT_SWITCH_BEGIN(&block->scheduler_fake_stack, fiber->stack, SIMT_STACK);
-    simt_switch(&block->scheduler, &fiber->where);
+// Gives each lane of the warp that is ready a turn: it runs until it waits or has ended. A lane
+// switches to the next by itself, which takes half as many switches as through the scheduler.
+__attribute__((noinline)) inline void simt_take_turns(SimtBlock *block) {
+    block->next = 0;
+    SimtFiber *first = simt_next(block);
+    if (first == nullptr) { return; }
+    block->scheduler_left = true;
+    SIMT_SWITCH_BEGIN(&block->scheduler_fake_stack, first->stack, first->stack_bytes);
+    simt_switch(&block->scheduler, &first->where);
     SIMT_SWITCH_END(block->scheduler_fake_stack, nullptr, nullptr);
     block->running = nullptr;
 }
@@ -319,12 +367,9 @@ inline void simt_permutation(std::vector<size_t> *order, size_t count, uint64_t 
 // Runs the lanes of a warp until all of them have ended or wait for other warps. So a
 // warp gets as far ahead of the others as the kernel allows.
 inline void simt_run_warp(SimtBlock *block, size_t first, const std::vector<size_t> &lanes) {
-    do {
-        for (size_t lane : lanes) {
-            SimtThread *thread = &block->threads[first + lane];
-            if (thread->state == SIMT_READY) { simt_resume(block, thread); }
-        }
-    } while (simt_release_warp(&block->threads[first], SIMT_WARP));
+    block->warp = &block->threads[first];
+    block->lanes = &lanes;
+    do { simt_take_turns(block); } while (simt_release_warp(block->warp, SIMT_WARP));
 }
 
 inline void simt_run_block(SimtBlock *block) {
@@ -360,6 +405,8 @@ struct SimtFibers {
         for (size_t i = 0; i < fibers.size(); i++) {
             fibers[i].started = false;
             fibers[i].stack = stacks + i * SIMT_STACK;
+            // Not all alike: the tops of a warp's stacks shall lie in different lines of the cache.
+            fibers[i].stack_bytes = SIMT_STACK - i % 16 * 256;
         }
     }
     ~SimtFibers() { munmap(stacks, (size_t)SIMT_STACK * SIMT_MAX_THREADS); }

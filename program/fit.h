@@ -3,7 +3,6 @@
 #pragma once
 
 #include "program/setup.h"
-#include "runtime/process_limits.h"
 
 // Bytes that one rank may use, 0: not known; or that it needs.
 typedef struct MemoryRoom {
@@ -14,9 +13,9 @@ typedef struct MemoryRoom {
 // plans of 200 to 440 MB it was 10 to 30 MB more than is taken when its memory is planned.
 #define MEMORY_BESIDE ((size_t)32 << 20)
 
-// Ranks share their host's memory. A plan for a GPU elsewhere knows nothing of its host.
+// Ranks share their host's memory.
 static inline MemoryRoom memory_room(const Run *run) {
-    size_t share = run->options.gpu_memory > 0 ? 0 : memory_available() / run->transport.local_size;
+    size_t share = run->placement.host_available / run->transport.local_size;
     if (share > 0) { share = share > MEMORY_BESIDE ? share - MEMORY_BESIDE : 1; }
     MemoryRoom room = {run->placement.on_gpu ? placement_room(&run->placement) : 0, share};
     return room;

@@ -10,10 +10,12 @@
 #include "options/options_check.h"
 #include "program/launch_checks.h"
 #include "rules.h"
+#include "runtime/process_limits.h"
 
 typedef struct Placement {
     Gpu gpu;
     bool on_gpu;
+    size_t host_available; // bytes of this machine that may be taken when the device is chosen; 0: not known
     Precision precision;
     bool fp8;                   // --products fp8
     ProductRates own_rates;     // of this rank on a CPU; 0: not measured
@@ -42,7 +44,7 @@ static inline bool placement_choose_device(Placement *placement, const Options *
                                            bool plan, Error *error) {
     Error reason = {""};
     bool asked = options->device == DEVICE_CUDA, refused = options->device == DEVICE_CPU;
-    if (options->gpu_memory > 0) { // a plan for a GPU elsewhere
+    if (options->gpu_memory > 0) { // a plan for a GPU elsewhere, whose host is not known
         char size[SIZE_TEXT];
         placement->on_gpu = true;
         placement->gpu.memory_total = placement->gpu.memory_available = options->gpu_memory;
@@ -50,6 +52,7 @@ static inline bool placement_choose_device(Placement *placement, const Options *
                  size_text(placement->gpu.memory_total, size));
         return true;
     }
+    placement->host_available = memory_available();
     bool found = !refused && gpu_open(&placement->gpu, local_rank, &reason) &&
                  kernels_can_run(&placement->gpu, &reason);
     if (asked && !found && !plan) { return error_set(error, "--device cuda: %s", reason.text); }

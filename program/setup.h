@@ -30,7 +30,7 @@ static inline bool choose_part(const Options *options, const ModelConfig *config
 // How the optimizer sees the tensors of what is trained.
 static inline void choose_tensors(Run *run) {
     const ParameterTable *table = &run->part.table;
-    run->tensors = MEMORY_OF(OptimizerTensor, 2 * table->count);
+    run->tensors = MEMORY_OF(OptimizerTensor, TRAINING_PARTS * table->count);
     run->tensor_count = training_tensors(table, run->options.decay == DECAY_ALL,
                                          run->options.inner == INNER_MUON, run->tensors);
 }

@@ -100,8 +100,11 @@ static inline MicroBatchResult training_micro_batch(void *self, Stream *stream, 
     return result;
 }
 
-// What the optimizer needs to know of the model's tensors; returns their number, at most twice
-// table->count. decays_all: vectors, too. muon: of the layers' matrices.
+// To Muon a tensor of queries, keys and values is three.
+enum { TRAINING_PARTS = 3 };
+
+// What the optimizer needs to know of the model's tensors; returns their number, at most
+// TRAINING_PARTS table->count. decays_all: vectors, too. muon: of the layers' matrices.
 static inline int training_tensors(const ParameterTable *table, bool decays_all, bool muon,
                                    OptimizerTensor *tensors) {
     int count = 0;

@@ -501,7 +501,7 @@ typedef struct Rerun {
     int32_t *tokens, *targets; // (B, T)
     float *parameters;
     uint8_t *decays, *fragment_of;  // (parameter_count)
-    OptimizerTensor *tensors;       // (2 part.table.count)
+    OptimizerTensor *tensors;       // (TRAINING_PARTS part.table.count)
     int accumulate[REPLAY_WORKERS]; // micro-batches of each rank in a commit
     ReplayUpdate updates[RERUN_COMMITS];
     int update_count;
@@ -601,7 +601,7 @@ static void rerun_open_model(Rerun *rerun) {
     arena_reserve(&rerun->arena, MEMORY_WORKSPACE, "decays", count, &rerun->decays);
     arena_reserve(&rerun->arena, MEMORY_WORKSPACE, "fragments", count, &rerun->fragment_of);
     arena_reserve(&rerun->arena, MEMORY_WORKSPACE, "tensors",
-                  2 * (size_t)part->table.count * sizeof *rerun->tensors, &rerun->tensors);
+                  TRAINING_PARTS * (size_t)part->table.count * sizeof *rerun->tensors, &rerun->tensors);
     assert_true(arena_commit(&rerun->arena, &error));
     rerun_begin(rerun);
 }

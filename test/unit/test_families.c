@@ -200,7 +200,7 @@ static void check_steps(const Tensors *tensors, const char *name, bool muon) {
     OptimizerTensor ranges[256];
     open_case(&fixture, tensors, name);
     open_model(&fixture, model_on_cpu(fixture.B, fixture.T, 2));
-    assert_true(2 * fixture.table.count <= 256);
+    assert_true(TRAINING_PARTS * fixture.table.count <= 256);
     begin_steps(&optimizer, &arena, &fixture.stream, ranges,
                 training_tensors(&fixture.table, false, muon, ranges), fixture.parameters,
                 fixture.table.parameter_count);
@@ -246,7 +246,7 @@ static void check_adapter_steps(const Tensors *tensors, const char *name) {
         reference_stream(entry->name, (uint64_t)json_integer_value(json_object_get(fixture.about, "seed")),
                          0.125f, entry->count, trained + entry->offset);
     }
-    assert_true(2 * part.table.count <= 256);
+    assert_true(TRAINING_PARTS * part.table.count <= 256);
     begin_steps(&optimizer, &arena, &fixture.stream, ranges,
                 training_tensors(&part.table, false, false, ranges), trained, count);
     const double *losses = (const double *)case_values(tensors, name, "adapter losses");

@@ -311,7 +311,7 @@ static void train_two_ranks(ReferenceRank *ranks) { threads_run(2, train_threads
 static void rank_open(ReferenceRank *rank, const Tensors *tensors, int threads, bool muon) {
     memset(rank, 0, sizeof *rank);
     fixture_open_reference(&rank->fixture, tensors, threads);
-    assert_true(2 * rank->fixture.table.count <= MAX_TENSORS);
+    assert_true(TRAINING_PARTS * rank->fixture.table.count <= MAX_TENSORS);
     int count = training_tensors(&rank->fixture.table, false, muon, rank->tensors);
     rank->settings = reference_settings(tensors, rank->tensors, count);
     rank->steps = (int)tensors_number(tensors, "steps");

@@ -331,6 +331,25 @@ static void operations_are_those_that_are_computed(void **state) {
     trained_part_free(&part);
 }
 
+// GPT-2 has them in one tensor, which may be all that is trained.
+static void queries_keys_and_values_are_three_matrices_to_muon(void **state) {
+    (void)state;
+    ModelConfig config = small_config(true);
+    TrainedChoice choice = {.freeze = "wte,wpe,ln_*,c_proj,c_fc,c_attn.bias", .adapted = "*"};
+    TrainedPart part;
+    Error error = {""};
+    assert_true(trained_part_make(&part, &config, &choice, &error));
+    assert_int_equal(part.table.count, 3);
+    OptimizerTensor *tensors = MEMORY_OF(OptimizerTensor, TRAINING_PARTS * part.table.count);
+    assert_int_equal(training_tensors(&part.table, false, true, tensors), 9);
+    for (size_t i = 0; i < 9; i++) {
+        assert_true(tensors[i].begin == i * 144 && tensors[i].end == (i + 1) * 144);
+        assert_true(tensors[i].rows == 12 && tensors[i].columns == 12);
+    }
+    free(tensors);
+    trained_part_free(&part);
+}
+
 static void patterns_mean_names_and_their_ends(void **state) {
     (void)state;
     static const struct {
@@ -391,6 +410,7 @@ int main(void) {
         cmocka_unit_test(adapters_begin_without_effect),
         cmocka_unit_test(vectors_follow_the_order_of_the_model),
         cmocka_unit_test(operations_are_those_that_are_computed),
+        cmocka_unit_test(queries_keys_and_values_are_three_matrices_to_muon),
         cmocka_unit_test(patterns_mean_names_and_their_ends),
         cmocka_unit_test(patterns_that_cannot_be_meant_are_refused),
     };

@@ -226,8 +226,8 @@ static inline SchedulerSettings choose_settings(Run *run) {
     if (rule->configure != NULL) { rule->configure(options_of_rule(options), &settings); }
     // Casts travel in twos, which must not belong to two ranks.
     bool in_twos = true;
-    for (int i = 0; i < run->part.table.count && options->inner != INNER_ADAMW; i++) {
-        in_twos = in_twos && run->part.table.entries[i].offset % 2 == 0;
+    for (int i = 0; i < run->tensor_count && options->inner != INNER_ADAMW; i++) {
+        in_twos = in_twos && run->tensors[i].begin % 2 == 0 && run->tensors[i].end % 2 == 0;
     }
     settings.gathers_casts =
         placement->all_cast && rule_shards(rule) && settings.wire == WIRE_FP32 && in_twos;

@@ -207,6 +207,28 @@ static void muon_steps_whole_matrices_on_gpus(void **state) {
     text_check(fleet_output(fleet, 1), "ranks own whole matrices", ways[1]);
 }
 
+// Casts travel in twos. A matrix that has an odd number of elements, or begins at an odd one, would
+// lose one of them, so then floats travel.
+static void no_element_of_an_odd_matrix_is_lost(void **state) {
+    Stage *stage = stage_with_ranks(state);
+    stage_write(stage, "odd.json",
+                "{\"model_type\": \"gpt2\", \"n_layer\": 1, \"n_embd\": 5, \"n_head\": 1, "
+                "\"n_positions\": 16, \"vocab_size\": 256}");
+    Fleet *fleet = fleet_new(stage);
+    set_gpus("2", NULL);
+    fleet_start(fleet, 0, "--model odd.json --lr 0.01");
+    fleet_finish(fleet);
+    char start[80];
+    snprintf(start, sizeof start, "%.60s", fleet->trainings[0].out);
+    fleet = fleet_new(stage);
+    for (int i = 0; i < 2; i++) {
+        fleet_start(fleet, 2, "--from %s --freeze 'w*,ln_*,c_proj,c_fc,*.bias' --inner muon --lr 0.1 %s",
+                    start, i == 0 ? "--optimizer ddp" : "--optimizer zero1");
+    }
+    fleet_finish(fleet);
+    check_same(fleet, 0, 1);
+}
+
 // With products in FP8 matrices are cast again after every commit: weights are those of
 // ddp whether casts or floats arrive, in any order of events, and after a run was
 // resumed. They train as bf16 does, but for rounding.
@@ -925,6 +947,7 @@ int main(int argc, char **argv) {
         GPU_TEST(a_part_of_a_model_is_trained_on_gpus),
         GPU_TEST(casts_travel_and_change_no_bit),
         GPU_TEST(muon_steps_whole_matrices_on_gpus),
+        GPU_TEST(no_element_of_an_odd_matrix_is_lost),
         GPU_TEST(products_in_fp8_train_as_those_of_bf16_do),
         GPU_TEST(arriving_casts_train_as_floats_do),
         GPU_TEST(looking_at_exact_parameters_changes_no_bit),

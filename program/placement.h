@@ -110,6 +110,11 @@ static inline bool placement_check_shapes(const Placement *placement, const Mode
             "channels of queries and of keys must be multiples of %d; %s has %d, %d, %d and %d",
             FP8_UNIT, config->name, C, config->mlp_channels, queries, keys);
     }
+    // Behind norms of heads stand matrices, whose rows are read 16 bytes at a time.
+    if (placement->fp8 && config->head_norms && D % 8 != 0) {
+        return error_set(error, "--products fp8: head_dim must be a multiple of 8 in %s; %s has %d",
+                         config->family->name, config->name, D);
+    }
     if (B > 65535 || (double)T * model_dimension(config, DIM_QKV) > 4294967295.0) {
         return error_set(error,
                          "--micro-batch %d x --seq-len %d is too large for a GPU's kernels: at most 65535 "

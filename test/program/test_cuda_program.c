@@ -537,6 +537,8 @@ static void what_cannot_be_had_is_refused(void **state) {
         {"1", "--products fp8 --precision fp32", "does not go together with --precision fp32", 0},
         {"1", "--products fp8 --seq-len 8", "must be multiples of 16", 0},
         {"1", "--products fp8 --model narrow.json", "has 32, 48, 32 and 8", 0},
+        {"1", "--products fp8 --model six.json", "head_dim must be a multiple of 8 in qwen3; six.json has 6",
+         0},
         {"1,0", "--optimizer ddp", "round them differently", 2},
         {"1,0", "--optimizer diloco", "round them differently", 2},
         {"1,0", "--gpu-exchange nccl --optimizer zero1", "not every rank has a GPU", 2},
@@ -852,17 +854,20 @@ static void write_stage(const Stage *stage) {
     stage_write(stage, "base.json", base);
     static const struct {
         const char *file, *type;
-        int heads, head_dim;
-    } models[] = {
-        {"llama.json", "llama", 2, 16}, {"qwen3.json", "qwen3", 4, 16}, {"narrow.json", "llama", 4, 8}};
-    for (int i = 0; i < 3; i++) {
+        int heads, keys, head_dim;
+    } models[] = {{"llama.json", "llama", 2, 1, 16},
+                  {"qwen3.json", "qwen3", 4, 1, 16},
+                  {"narrow.json", "llama", 4, 1, 8},
+                  {"six.json", "qwen3", 8, 8, 6}};
+    for (int i = 0; i < 4; i++) {
         char config[512];
         snprintf(config, sizeof config,
                  "{\"model_type\": \"%s\", \"num_hidden_layers\": 2, \"hidden_size\": 32,\n"
-                 " \"num_attention_heads\": %d, \"num_key_value_heads\": 1, \"head_dim\": %d,\n"
+                 " \"num_attention_heads\": %d, \"num_key_value_heads\": %d, \"head_dim\": %d,\n"
                  " \"intermediate_size\": 48, \"max_position_embeddings\": 16, \"vocab_size\": 256,\n"
                  " \"tie_word_embeddings\": %s}\n",
-                 models[i].type, models[i].heads, models[i].head_dim, i == 0 ? "false" : "true");
+                 models[i].type, models[i].heads, models[i].keys, models[i].head_dim,
+                 i == 0 ? "false" : "true");
         stage_write(stage, models[i].file, config);
     }
     stage_write(stage, "wide.json",

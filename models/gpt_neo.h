@@ -71,10 +71,11 @@ static inline bool gpt_neo_read_attention(const json_t *root, const char *path, 
         good = config->local[l] || (kind != NULL && strcmp(kind, "global") == 0);
     }
     if (!good) {
+        bool even = layers % 2 == 0; // the example must fit, too
         error_set(error,
-                  "%s: \"attention_types\" must look like [[[\"global\", \"local\"], %d]], with a kind for "
-                  "each of num_layers = %d layers",
-                  path, layers / 2, layers);
+                  "%s: \"attention_types\" must look like [[[\"global\"%s], %d]], with a kind for each of "
+                  "num_layers = %d layers",
+                  path, even ? ", \"local\"" : "", even ? layers / 2 : layers, layers);
     } else if (list != NULL && !json_equal(kinds, list)) {
         good =
             error_set(error, "%s: \"attention_layers\" and \"attention_types\" contradict each other", path);

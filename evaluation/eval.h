@@ -254,6 +254,10 @@ static inline bool evaluation_open(Evaluation *evaluation, const Options *option
         return error_set(error, "--seq-len %d is longer than the model's %d positions%s", request.T,
                          positions, request.task == EVALUATE_PERPLEXITY ? " and the token behind them" : "");
     }
+    if ((double)request.B * request.T > MOST_TOKENS_OF_A_MICRO_BATCH) {
+        return error_set(error, "--micro-batch %d x --seq-len %d: that is more than can be counted here",
+                         request.B, request.T);
+    }
     if (!text_codec_open(codec, tokenizer_path(options, path), vocabulary == 256, vocabulary, error)) {
         return false;
     }

@@ -133,7 +133,7 @@ static inline void model_reserve(Model *model, Arena *arena, const ModelConfig *
                                  const ModelSettings *settings) {
     TrainedPart *part = settings->part;
     assert(settings->B >= 1 && settings->T >= 1 && settings->T <= config->positions &&
-           (long long)settings->B * settings->T < INT_MAX / 2);
+           (double)settings->B * settings->T <= MOST_TOKENS_OF_A_MICRO_BATCH);
     memset(model, 0, sizeof *model);
     model->config = *config;
     model->settings = *settings;

@@ -350,6 +350,9 @@ typedef enum Recompute {
     RECOMPUTE_LEVELS
 } Recompute;
 
+// B T at most: tokens of a micro-batch are counted in int.
+#define MOST_TOKENS_OF_A_MICRO_BATCH 1e9
+
 // What a model is built for: the machine, and what fits on it.
 typedef struct ModelSettings {
     int B, T;

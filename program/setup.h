@@ -5,8 +5,6 @@
 #include "comm/probe.h"
 #include "program/agreement.h"
 
-#define MOST_TOKENS_OF_A_MICRO_BATCH 1e9
-
 // What is trained. Frozen tensors must come from somewhere, though a plan need not know where.
 static inline bool choose_part(const Options *options, const ModelConfig *config, TrainedPart *part,
                                Error *error) {

@@ -5,7 +5,8 @@
 // library. Encoding has four stages:
 //
 //   added tokens    Texts of added tokens, such as <|endoftext|>, are cut out first: the
-//                   leftmost, and among those that begin at one place the longest.
+//                   leftmost, and among those that begin at one place the longest. Those that are
+//                   `normalized` are cut out of what the normalizer has made.
 //   normalizer      Qwen's composes characters: an e and an accent become one (NFC, utf8proc).
 //   pre-tokenizer   Patterns cut the rest into pieces, one after the other: GPT-2's own, those that
 //                   the file has, digits (PCRE2).
@@ -40,7 +41,7 @@
 #include "runtime/utf8.h"
 
 enum {
-    TOKENIZER_MOST_PATTERNS = 4,
+    TOKENIZER_MOST_PATTERNS = 8,         // the most that is known are DeepSeek's six
     TOKENIZER_MOST_TOKENS = 1 << 20,     // the largest vocabularies have a quarter of this
     TOKENIZER_MOST_FILE_BYTES = 1 << 28, // GPT-2's tokenizer.json has 2 MB
     TOKENIZER_MOST_TEXT_BYTES = 1 << 30  // positions are int32
@@ -54,11 +55,11 @@ typedef struct TokenMerge {
 } TokenMerge;
 
 typedef struct AddedToken {
-    char *text;
-    size_t length;
+    char *text, *sought; // as in the file; as it stands in a text from which it is cut out
+    size_t length, sought_length;
     int32_t id;
     bool special;    // cut out only if the caller allows it
-    bool normalized; // cut out after those that are not
+    bool normalized; // cut out after those that are not, of what the normalizer has made
 } AddedToken;
 
 // Where BPE of characters puts a blank: in front of each text between added tokens, unless that
@@ -76,7 +77,7 @@ typedef struct Tokenizer {
     size_t merge_slots;    // a power of two
     AddedToken *added;
     int added_count;
-    bool begins_added[256]; // whether the text of one begins with this byte
+    bool begins_added[256]; // whether the text of one, or what is sought, begins with this byte
     int32_t begin;          // the token in front of a text, such as <|begin_of_text|>; -1: none
     int32_t end; // the token behind a text: <|endoftext|>, or what tokenizer_find_end finds; -1: unknown
     pcre2_code *patterns[TOKENIZER_MOST_PATTERNS]; // each cuts what the ones before it have left whole
@@ -180,8 +181,8 @@ static inline size_t tokenizer_character_bytes(const char *text, uint8_t *bytes,
 typedef struct TokenizerFile {
     const char *name;
     const json_t *vocabulary, *merges, *added;
-    bool has_unknown;   // a token stands for characters that have none
-    const char **texts; // (TOKENIZER_MOST_TOKENS) as in the file; NULL: no token has this id
+    bool has_normalizer, has_unknown; // unknown: a token stands for characters that have none
+    const char **texts;               // (TOKENIZER_MOST_TOKENS) as in the file; NULL: no token has this id
 } TokenizerFile;
 
 // The value of a key; NULL where it is missing or null.
@@ -199,6 +200,7 @@ static inline bool tokenizer_find_parts(Tokenizer *tokenizer, TokenizerFile *fil
     file->vocabulary = json_object_get(model, "vocab");
     file->merges = json_object_get(model, "merges");
     file->has_unknown = tokenizer_get(model, "unk_token") != NULL;
+    file->has_normalizer = tokenizer_get(root, "normalizer") != NULL;
     file->added = tokenizer_get(root, "added_tokens");
     if (json_object_get(model, "type") != NULL && !json_says(model, "type", "BPE")) {
         const char *type = json_text(model, "type");
@@ -250,6 +252,8 @@ static inline bool tokenizer_add_pattern(Tokenizer *tokenizer, const TokenizerFi
             fputs(TOKENIZER_SPACE, out);
         } else if (space || (escapes && pattern[1] == 'S' && !in_class)) {
             fprintf(out, "[%s" TOKENIZER_SPACE "]", space ? "" : "^");
+        } else if (!in_class && (*pattern == '^' || *pattern == '$')) { // there, of each line
+            fputs(*pattern == '^' ? "(?<![^\\n])" : "(?![^\\n])", out);
         } else {
             fwrite(pattern, 1, escapes ? 2 : 1, out);
         }
@@ -347,10 +351,13 @@ static inline bool tokenizer_read_blanks(Tokenizer *tokenizer, const TokenizerFi
 
 static inline bool tokenizer_read_preparation(Tokenizer *tokenizer, const TokenizerFile *file,
                                               const json_t *root, Error *error) {
-    const json_t *normalizer = tokenizer_get(root, "normalizer");
+    const json_t *normalizer = tokenizer_get(root, "normalizer"),
+                 *steps = json_object_get(normalizer, "normalizers");
     bool letters = false;
     error->text[0] = '\0';
     if (tokenizer->characters) { return tokenizer_read_blanks(tokenizer, file, root, error); }
+    bool listed = json_is_array(steps) && json_array_size(steps) <= 1; // DeepSeek's is empty
+    if (listed) { normalizer = json_array_get(steps, 0); }
     tokenizer->composes = json_says(normalizer, "type", "NFC");
     if (normalizer != NULL && !tokenizer->composes) {
         return error_set(error, "%s has a normalizer that is not supported: allowed is NFC, or none",
@@ -385,10 +392,23 @@ static inline bool tokenizer_place(Tokenizer *tokenizer, TokenizerFile *file, co
     return true;
 }
 
+// What an added token is sought as: its text, to which the normalizer of BPE of characters does what it
+// does to texts: a blank belongs to the token that stands in front of it.
+static inline char *tokenizer_sought(const Tokenizer *tokenizer, const AddedToken *added) {
+    char *sought = MEMORY_OF(char, added->length + 2);
+    size_t count = added->normalized && tokenizer->blank == BLANK_ALWAYS;
+    sought[0] = ' ';
+    for (const char *at = added->text; *at != '\0'; at++) {
+        bool blank = added->normalized && tokenizer->characters && strncmp(at, TOKENIZER_BLANK, 3) == 0;
+        sought[count++] = blank ? ' ' : *at;
+        at += blank ? 2 : 0;
+    }
+    return sought;
+}
+
 static inline bool tokenizer_read_added(Tokenizer *tokenizer, TokenizerFile *file, size_t index,
                                         Error *error) {
-    static const char *const flags[] = {"single_word", "lstrip", "rstrip", "normalized"};
-    int refused = tokenizer->characters ? 4 : 3; // the blank in front would belong to its text
+    static const char *const flags[] = {"single_word", "lstrip", "rstrip"};
     const json_t *value = json_array_get(file->added, index), *id = json_object_get(value, "id");
     const char *text = json_text(value, "content");
     if (text == NULL || text[0] == '\0') {
@@ -398,8 +418,9 @@ static inline bool tokenizer_read_added(Tokenizer *tokenizer, TokenizerFile *fil
     AddedToken added = {.length = strlen(text),
                         .id = (int32_t)json_integer_value(id),
                         .special = json_flag(value, "special"),
-                        .normalized = json_flag(value, "normalized")};
-    for (int i = 0; i < refused; i++) {
+                        .normalized = json_flag(value, "normalized") &&
+                                      (file->has_normalizer || !tokenizer->characters)};
+    for (int i = 0; i < 3; i++) {
         if (!json_flag(value, flags[i])) { continue; }
         return error_set(error, "%s: the added token '%.40s' sets '%s', which is not supported", file->name,
                          text, flags[i]);
@@ -410,8 +431,10 @@ static inline bool tokenizer_read_added(Tokenizer *tokenizer, TokenizerFile *fil
     }
     if (!tokenizer_place(tokenizer, file, text, id, added.special, error)) { return false; }
     added.text = strdup(text);
+    added.sought = tokenizer_sought(tokenizer, &added);
+    added.sought_length = strlen(added.sought);
     tokenizer->added[tokenizer->added_count++] = added;
-    tokenizer->begins_added[(uint8_t)text[0]] = true;
+    tokenizer->begins_added[(uint8_t)text[0]] = tokenizer->begins_added[(uint8_t)added.sought[0]] = true;
     return true;
 }
 
@@ -570,7 +593,10 @@ static inline bool tokenizer_read_merges(Tokenizer *tokenizer, const TokenizerFi
 }
 
 static inline void tokenizer_close(Tokenizer *tokenizer) {
-    for (int i = 0; i < tokenizer->added_count; i++) { free(tokenizer->added[i].text); }
+    for (int i = 0; i < tokenizer->added_count; i++) {
+        free(tokenizer->added[i].text);
+        free(tokenizer->added[i].sought);
+    }
     free(tokenizer->added);
     free(tokenizer->bytes);
     free(tokenizer->offsets);
@@ -964,13 +990,13 @@ static inline bool tokenizer_encode_added(TokenizerWork *work, const uint8_t *te
     const Tokenizer *tokenizer = work->tokenizer;
     for (size_t begin = 0, at = 0; begin < count;) {
         const AddedToken *added = NULL;
-        for (; at < count; at += added != NULL ? added->length : 1) {
+        for (; at < count; at += added != NULL ? added->sought_length : 1) {
             added = NULL; // the longest that the text begins with here
             for (int i = 0; tokenizer->begins_added[text[at]] && i < tokenizer->added_count; i++) {
                 const AddedToken *one = &tokenizer->added[i];
-                bool fits = one->normalized == normalized && one->length <= count - at &&
-                            memcmp(one->text, text + at, one->length) == 0;
-                if (fits && (added == NULL || one->length > added->length)) { added = one; }
+                bool fits = one->normalized == normalized && one->sought_length <= count - at &&
+                            memcmp(one->sought, text + at, one->sought_length) == 0;
+                if (fits && (added == NULL || one->sought_length > added->sought_length)) { added = one; }
             }
             if (added != NULL && (work->special || !added->special)) { break; }
         }
@@ -979,7 +1005,7 @@ static inline bool tokenizer_encode_added(TokenizerWork *work, const uint8_t *te
         if (!good) { return false; }
         if (at >= count) { break; }
         tokenizer_give(work, added->id, text + at);
-        begin = at = at + added->length;
+        begin = at = at + added->sought_length;
     }
     return true;
 }

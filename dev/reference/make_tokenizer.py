@@ -135,6 +135,12 @@ KINDS = {
     # Pieces between matches, digits in runs, and no other pattern.
     "digits": {"file": cut_by({"type": "Digits", "individual_digits": False}, LETTERS), "model": {}},
     "gaps": {"file": cut_by(split(WORD + r"\p{N}" + REST), LETTERS), "model": "with_gaps"},
+    # Nearly those of DeepSeek's, whose normalizer has no parts. The library's $ and ^ are at each line.
+    "deepseek": {"file": {"normalizer": {"type": "Sequence", "normalizers": []}, **cut_by(
+        split("[\r\n]"), split("\\s?[A-Za-z\u00b5\u00c0-\u017f]+"), split("\\s?[!-/:-~\u2018-\u201f\u3000-\u3002]+"), split(r"\s+$"),
+        split("[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"), {"type": "Digits", "individual_digits": True}, LETTERS)}, "model": {}},
+    "lines": {"file": {"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}]},
+                       **cut_by(split(r"^\s+|^[a-t]+|[a-t \t]$"), LETTERS)}, "model": {}},
 }
 
 BLANK = "\u2581"
@@ -150,20 +156,26 @@ CHARACTERS = {
     "prepend": {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": BLANK}, REPLACE]}, "pre_tokenizer": None},
     "first": metaspace("first"), "always": metaspace("always"), "never": {"normalizer": REPLACE, "pre_tokenizer": None},
 }
+# The same with added tokens that are normalized, as <s> in files of Llama's first fine-tunes.
+CHARACTERS |= {f"{name} normalized": file for name, file in CHARACTERS.items()}
+NORMALIZED = {"<|endoftext|>", "[note]", "caf\u00e9 bar"}
 BLANKS = [
     f"{BLANK}a {BLANK} b", f"{BLANK}", "a<|endoftext|>b <|endoftext|> c<|endoftext|>", "<|endoftext|>the", " the fox", "<0x41> A \x41",
-    "\u00e9\u010d\u72d0<|end|>!caf\u00e9 bar",
+    "\u00e9\u010d\u72d0<|end|>!caf\u00e9 bar", f"a caf\u00e9{BLANK}bar caf\u00e9 bar[note] [note]<|end|>[note]  <|endoftext|><|endoftext|>",
 ]
 
 
 def of_characters(plain: Tokenizer) -> dict:
-    """The model, and the added tokens: none of them is normalized."""
+    """The model, and the added tokens: none of them is normalized. Letters are those that are in most sentences."""
     tokenizer = Tokenizer(BPE(byte_fallback=True, fuse_unk=True))
     tokenizer.normalizer = normalizers.Replace(" ", BLANK)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     bytes_of = [f"<0x{byte:02X}>" for byte in range(256)]
-    trainer = trainers.BpeTrainer(vocab_size=SIZE, special_tokens=[vocabulary.END_OF_TEXT, *bytes_of], limit_alphabet=70, show_progress=False)
-    tokenizer.train_from_iterator(SENTENCES[:6], trainer)
+    texts = [text.replace(" ", BLANK) for text in SENTENCES[:6]]
+    letters = sorted(sorted(set("".join(texts))), key=lambda one: -sum(one in text for text in texts))[:70]  # the trainer draws lots
+    trainer = trainers.BpeTrainer(vocab_size=SIZE, special_tokens=[vocabulary.END_OF_TEXT, *bytes_of], initial_alphabet=letters,
+                                  limit_alphabet=len(letters), show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
     added = [token | {"normalized": False} for token in json.loads(plain.to_str())["added_tokens"]]
     return {"model": json.loads(tokenizer.to_str())["model"], "added_tokens": added}
 
@@ -196,9 +208,11 @@ def kind_cases(plain: Tokenizer) -> dict:
         kind["encode"] = encode_cases(tokenizer, [text for text in HARD if len(text) < 200] + COMPOSED)
     whole = of_characters(plain)
     for name, file in CHARACTERS.items():
-        tokenizer = Tokenizer.from_str(json.dumps(json.loads(plain.to_str()) | whole | file))
+        wanted = NORMALIZED if name.endswith("normalized") else set()
+        added = [token | {"normalized": token["content"] in wanted} for token in whole["added_tokens"]]
+        tokenizer = Tokenizer.from_str(json.dumps(json.loads(plain.to_str()) | whole | file | {"added_tokens": added}))
         texts = BLANKS + ([text for text in HARD if len(text) < 200] if name == "prepend" else [])
-        kinds[name] = {"file": file | {"added_tokens": whole["added_tokens"]}, "model": whole["model"], "encode": encode_cases(tokenizer, texts)}
+        kinds[name] = {"file": file | {"added_tokens": added}, "model": whole["model"], "encode": encode_cases(tokenizer, texts)}
     return kinds
 
 

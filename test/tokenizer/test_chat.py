@@ -308,6 +308,16 @@ class Pieces(ChatTest):
         self.assertEqual(code, 0)
         self.assertIn("has other tokens after what asks for it", out)
 
+    def test_the_blank_in_front_of_a_text_is_of_no_answer(self):
+        kind = json.loads((TOKENIZER / "tokenizer_kinds.json").read_text())["prepend"]
+        whole = json.loads((TOKENIZER / "tokenizer.json").read_text()) | kind["file"] | {"model": kind["model"]}
+        write_tokenizer(self.directory / "bpe", TEMPLATES["chatml"])
+        special = json.loads((self.directory / "bpe/tokenizer.json").read_text())["added_tokens"]
+        whole["added_tokens"] = [token for token in special if token["special"]]
+        self.write("bpe/tokenizer.json", json.dumps(whole))
+        code, out, _ = self.derive(None)
+        self.assertEqual((code, "24 conversations" in out, "has other tokens" in out), (0, True, False))
+
     def test_names_of_tokens_and_named_templates(self):
         tokenizer = vocabulary.load(str(TOKENIZER))
         directory = self.directory / "bpe"

@@ -5,7 +5,7 @@
 //                                (outputs, r)
 //
 // The model is another directory, which adapter_config.json names. hf_model.h opens both as
-// one model, whose matrices are W + alpha / r B A.
+// one model, whose matrices are W + alpha / r B A; peft's with use_rslora, W + alpha / sqrt(r) B A.
 #pragma once
 
 #include "checkpoint/file_sums.h"
@@ -16,11 +16,12 @@
 #define ADAPTERS_CONFIG "adapter_config.json"
 #define ADAPTERS_WEIGHTS "adapter_model.safetensors"
 #define ADAPTERS_PREFIX "base_model.model." // of every name
+#define ADAPTERS_MERGE "merge them with peft (merge_and_unload, save_pretrained)"
 
 typedef struct Adapters {
     SafetensorsFile file;
     int rank;
-    float scale;                      // alpha / r
+    float scale;                      // of B A
     const SafetensorsEntry **entries; // (tensors of the model, 2): A and B, or NULL
 } Adapters;
 
@@ -43,13 +44,29 @@ static inline void adapters_merge(float *matrix, const float *a, const float *b,
     }
 }
 
+// Whether no key asks for more than plain LoRA. Of the kinds that peft calls use_..., one is known.
+static inline bool adapters_accept_kind(json_t *root, const char *path, Error *error) {
+    static const char *const others[] = {"alora_invocation_tokens", "trainable_token_indices",
+                                         "layer_replication", "lora_bias", "target_parameters"};
+    const char *key;
+    json_t *value;
+    json_object_foreach(root, key, value) {
+        bool other = strncmp(key, "use_", 4) == 0 && strcmp(key, "use_rslora") != 0;
+        for (size_t i = 0; i < sizeof others / sizeof others[0] && !other; i++) {
+            other = strcmp(key, others[i]) == 0;
+        }
+        bool asks = json_is_true(value) || json_is_string(value) || json_is_number(value) ||
+                    json_array_size(value) > 0 || json_object_size(value) > 0;
+        if (!other || !asks) { continue; }
+        return error_set(error, "%.300s: \"%.40s\" is not supported: " ADAPTERS_MERGE, path, key);
+    }
+    return true;
+}
+
 // Reads adapter_config.json of `directory`: rank and scale, and the directory of the model.
 // Refuses what changes the formula above.
 static inline bool adapters_read_config(const char *directory, Adapters *adapters, char base[PATH_MAX],
                                         Error *error) {
-    static const char *const others[] = {
-        "use_dora",          "use_rslora", "use_qalora", "alora_invocation_tokens", "trainable_token_indices",
-        "layer_replication", "lora_bias"};
     // The words of init_lora_weights with which peft leaves W as it is.
     static const char *const begins[4] = {"gaussian", "eva", "orthogonal", "mica"};
     char path[PATH_MAX];
@@ -61,38 +78,36 @@ static inline bool adapters_read_config(const char *directory, Adapters *adapter
                  *model = json_object_get(root, "base_model_name_or_path");
     const Condition conditions[] = {
         {json_says(root, "peft_type", "LORA"), "peft_type must be \"LORA\""},
-        {json_object_get(root, "bias") == NULL || json_says(root, "bias", "none"), "bias must be \"none\""},
+        {json_object_get(root, "bias") == NULL || json_says(root, "bias", "none"),
+         "bias must be \"none\": " ADAPTERS_MERGE},
         {json_is_integer(rank) && json_integer_value(rank) >= 1 && json_integer_value(rank) <= 65536,
          "r must be a whole number from 1 to 65536"},
         {json_is_number(alpha) && fabs(json_number_value(alpha)) <= 1e6, "lora_alpha must be a number"},
         {json_is_string(model) && json_string_length(model) < PATH_MAX,
          "base_model_name_or_path must be the directory of the model"},
         {json_array_size(json_object_get(root, "modules_to_save")) == 0,
-         "modules_to_save is not supported: merge them with peft"},
+         "modules_to_save is not supported: " ADAPTERS_MERGE},
         {json_object_size(json_object_get(root, "rank_pattern")) == 0,
-         "rank_pattern is not supported: merge them with peft"},
+         "rank_pattern is not supported: " ADAPTERS_MERGE},
         {json_object_size(json_object_get(root, "alpha_pattern")) == 0,
-         "alpha_pattern is not supported: merge them with peft"},
+         "alpha_pattern is not supported: " ADAPTERS_MERGE},
     };
     bool good = root != NULL || error_set(error, "%.300s: %.120s", path, problem.text);
     for (size_t i = 0; i < sizeof conditions / sizeof conditions[0] && good; i++) {
         good = conditions[i].holds || error_set(error, "%.300s: %s", path, conditions[i].text);
     }
-    for (size_t i = 0; i < sizeof others / sizeof others[0] && good; i++) {
-        const json_t *value = json_object_get(root, others[i]);
-        good = value == NULL || json_is_null(value) || json_is_false(value) ||
-               error_set(error, "%.300s: \"%s\" is not supported", path, others[i]);
-    }
+    good = good && adapters_accept_kind(root, path, error);
     bool stays = begun == NULL;
     for (int i = 0; i < 4 && !stays; i++) { stays = strcmp(begun, begins[i]) == 0; }
     if (good && !stays) {
-        good = error_set(
-            error, "%.300s: adapters that began as \"%.40s\" change the model, too: merge them with peft",
-            path, begun);
+        good = error_set(error,
+                         "%.300s: adapters that began as \"%.40s\" change the model, too: " ADAPTERS_MERGE,
+                         path, begun);
     }
     if (good) {
         adapters->rank = (int)json_integer_value(rank);
-        adapters->scale = (float)(json_number_value(alpha) / adapters->rank);
+        double divisor = json_flag(root, "use_rslora") ? sqrt(adapters->rank) : adapters->rank;
+        adapters->scale = (float)(json_number_value(alpha) / divisor);
         snprintf(base, PATH_MAX, "%s", json_string_value(model));
     }
     json_decref(root);
@@ -121,8 +136,11 @@ static inline bool adapters_place(Adapters *adapters, const SafetensorsEntry *en
                    safetensors_check_finite(entry, error);
         }
     }
-    return error_set(error, "%s: %.80s belongs to no matrix of a layer of the model", adapters->file.path,
-                     entry->name);
+    return error_set(
+        error,
+        "%s: %.80s belongs to no matrix of a layer of the model: the adapters are another model's, "
+        "or of more than the layers, and peft merges them (merge_and_unload, save_pretrained)",
+        adapters->file.path, entry->name);
 }
 
 // Opens the adapters in `directory` for a model with this table. On failure there is nothing
@@ -139,7 +157,8 @@ static inline bool adapters_open(Adapters *adapters, const char *directory, cons
     }
     if (!safetensors_open(&adapters->file, path, error)) { return false; }
     adapters->entries = MEMORY_OF(const SafetensorsEntry *, 2 * (size_t)table->count);
-    bool good = true;
+    bool good = adapters->file.count > 0 ||
+                error_set(error, "%s holds no adapter: what wrote it has lost them", adapters->file.path);
     for (size_t i = 0; i < adapters->file.count && good; i++) {
         good = adapters_place(adapters, &adapters->file.entries[i], table, error);
     }

@@ -837,10 +837,13 @@ static void adapters_that_cannot_be_read_are_refused(void **state) {
         {"peft_type", "null", ": peft_type must be \"LORA\""},
         {"bias", "\"all\"", ": bias must be \"none\""},
         {"bias", "true", ": bias must be \"none\""},
-        {"modules_to_save", "[\"wte\"]", ": modules_to_save is not supported"},
+        {"modules_to_save", "[\"wte\"]", ": modules_to_save is not supported: merge them with peft"},
         {"rank_pattern", "{\"c_fc\": 1}", ": rank_pattern is not supported"},
         {"alpha_pattern", "{\"c_fc\": 1}", ": alpha_pattern is not supported"},
-        {"use_dora", "true", "\"use_dora\" is not supported"},
+        {"use_dora", "true", "\"use_dora\" is not supported: merge them with peft"},
+        {"use_bdlora", "{\"nblocks\": 2}", "\"use_bdlora\" is not supported"},
+        {"use_what_comes_next", "true", "\"use_what_comes_next\" is not supported"},
+        {"target_parameters", "[\"x\"]", "\"target_parameters\" is not supported"},
         {"layer_replication", "[[0, 2], [1, 2]]", "\"layer_replication\" is not supported"},
         {"trainable_token_indices", "[3]", "\"trainable_token_indices\" is not supported"},
         {"init_lora_weights", "\"pissa\"", "adapters that began as \"pissa\" change the model, too"},
@@ -872,6 +875,39 @@ static void adapters_that_cannot_be_read_are_refused(void **state) {
     check_part("", 3);
     assert_true(hf_model_copy_file(scratch("base/config.json"), scratch("model/" ADAPTERS_CONFIG), &error));
     expect_refusal("it is not what checksums.json beside it says");
+}
+
+// peft's use_rslora: alpha / sqrt(r). One of its first versions wrote files without a tensor.
+static void adapters_are_scaled_as_they_say_and_must_be_there(void **state) {
+    (void)state;
+    Loaded neo, plain, other;
+    load_or_fail(REFERENCE, &neo);
+    tree_remove(scratch("base"));
+    save_or_fail(scratch("base"), &neo, NULL);
+    check_part("", 3);
+    load_or_fail(scratch("model"), &plain);
+    assert_int_equal(unlink(scratch("model/" FILE_SUMS_NAME)), 0);
+    const char *path = scratch("model/" ADAPTERS_CONFIG);
+    json_t *root = json_load_file(path, 0, NULL);
+    json_object_set_new(root, "use_rslora", json_true());
+    json_object_set_new(root, "use_qalora", json_false());
+    json_object_set_new(root, "target_parameters", json_array());
+    json_object_set_new(root, "lora_alpha", json_real(5 / sqrt(3)));
+    assert_int_equal(json_dump_file(root, path, 0), 0);
+    json_decref(root);
+    load_or_fail(scratch("model"), &other);
+    for (size_t i = 0; i < plain.table.parameter_count; i++) {
+        assert_close((double)other.parameters[i], (double)plain.parameters[i], 1e-6, "a parameter");
+    }
+    SafetensorsPlan nothing = {.tensors = json_object()};
+    Error error = {""};
+    safetensors_plan_finish(&nothing);
+    assert_true(safetensors_create(scratch("model/" ADAPTERS_WEIGHTS), &nothing, &error));
+    safetensors_plan_free(&nothing);
+    expect_refusal("holds no adapter");
+    loaded_free(&neo);
+    loaded_free(&plain);
+    loaded_free(&other);
 }
 
 // Whoever reads such a weight gets no text from it, and a loss that is no number.
@@ -1052,6 +1088,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_weight_that_is_no_number_is_named),
         cmocka_unit_test(without_weights_it_says_what_to_do),
         cmocka_unit_test(a_trained_part_is_saved_and_read_as_the_whole_model),
+        cmocka_unit_test(adapters_are_scaled_as_they_say_and_must_be_there),
         cmocka_unit_test(adapters_that_cannot_be_read_are_refused),
         cmocka_unit_test(shards_are_read),
         cmocka_unit_test(a_damaged_index_is_refused),

@@ -162,12 +162,12 @@ def count_ignored(counts: Counter, found: dict, used: Iterable[str], where: str)
 
 def messages_of(record: dict, counts: Counter) -> tuple[list[dict], list[bool]]:
     """The messages of a record, in the spelling of OpenAI, or of ShareGPT; and which of the assistant's are to be learned."""
-    key = "messages" if record.get("conversations") is None else "conversations"
+    key = "conversations" if record.get("conversations") or (not record.get("messages") and "conversations" in record) else "messages"
     turns, messages, learned = record[key], [], []
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise TypeError("its messages are not a list of objects with a role and a content")
     for number, turn in enumerate(turns, 1):
-        role, content = (turn.get(key, turn.get(other)) for key, other in (("role", "from"), ("content", "value")))
+        role, content = (turn.get(other) if turn.get(key) is None else turn[key] for key, other in (("role", "from"), ("content", "value")))
         if not isinstance(role, str) or role not in ROLES:
             raise TypeError(f"message {number} has the role {role!r}; known are {', '.join(ROLES)}")
         if turn.get("tool_calls") or turn.get("function_call"):
@@ -178,13 +178,14 @@ def messages_of(record: dict, counts: Counter) -> tuple[list[dict], list[bool]]:
         if weight not in (None, 0, 1) or trains not in (None, False, True):
             raise TypeError(f"message {number} has the weight {weight!r}, and 'train' {trains!r}: allowed are 0 and 1, false and true")
         if ROLES[role] == "assistant":
-            learned.append(weight != 0 and trains is not False)
+            learned.append(weight != 0 and trains != 0)
         count_ignored(counts, turn, ("role", "from", "content", "value", "weight", "train"), "message")
         messages.append({"role": ROLES[role], "content": content})
     system, begins = record.get("system"), messages[0]["role"] if messages else "none"
-    if isinstance(system, str) and system and begins != "system":
+    instructs = isinstance(system, str) and begins != "system"
+    if instructs and system:
         messages.insert(0, {"role": "system", "content": system})
-    count_ignored(counts, record, (key, *(["system"] if begins != "system" else [])), "record")
+    count_ignored(counts, record, (key, *(["system"] if instructs else [])), "record")
     return messages, learned
 
 

@@ -158,7 +158,7 @@ class Refused(ChatTest):
                 parts = [len(part) for part in re.findall("1+", "".join(map(str, mask)))]
                 self.assertEqual(len(parts), 2)
                 first = mask.index(1)
-                for number, more in enumerate(({"weight": 0}, {"train": False}, {"weight": 0, "train": True})):
+                for number, more in enumerate(({"weight": 0}, {"train": False}, {"weight": 0, "train": True}, {"train": 0})):
                     made = [plain[0], plain[1], plain[2] | more, plain[3], plain[4] | {"weight": 1, "train": True}]
                     self.prepare_chats(f"{name}-{kind}{number}", source, self.write_chats("b.jsonl", [made]))
                     expected = [*mask[:first], *[0] * parts[0], *mask[first + parts[0]:]]
@@ -197,6 +197,19 @@ class Refused(ChatTest):
         said = [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]
         path = self.write("two.jsonl", json.dumps({"messages": [{"role": "user", "content": "z"}], "conversations": said}))
         self.assertIn("ignored members: messages in 1 record\n", self.prepare_chats("two", TEMPLATES["chatml"], path))
+
+    def test_an_empty_spelling_stands_for_nothing(self):
+        """Tables of several data sets have the columns and members of all of them."""
+        said = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+        other = [{"role": None, "content": None, "from": "human", "value": "x"}, {"role": None, "content": None, "from": "gpt", "value": "y"}]
+        plain, *outs = (self.write(f"{name}.jsonl", json.dumps(record)) for name, record in (
+            ("a", {"messages": said}), ("b", {"messages": said, "conversations": []}), ("c", {"messages": [], "conversations": said}),
+            ("d", {"messages": None, "conversations": other}), ("e", {"messages": said, "system": 5})))
+        self.prepare_chats("a", TEMPLATES["chatml"], plain)
+        for path in outs:
+            out = self.prepare_chats(path.stem, TEMPLATES["chatml"], path)
+            self.assertEqual(self.files(path.stem), self.files("a"))
+            self.assertEqual("ignored members: system in 1 record" in out, path.stem == "e")
 
     def test_what_the_template_says_is_told(self):
         record = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}

@@ -53,11 +53,24 @@ def _from_file(path: Path) -> Tokenizer:
     return Tokenizer.from_buffer(path.read_bytes().removeprefix(codecs.BOM_UTF8))
 
 
+def _refuse_others(path: Path) -> None:
+    """Vocabulary and merges do not say how texts are cut, nor what was added: only GPT-2's are known. Qwen's tokenizers have such files, too."""
+    config, added = (json.loads((path / name).read_bytes()) if (path / name).is_file() else {} for name in ("tokenizer_config.json", "added_tokens.json"))
+    kind = config.get("tokenizer_class") or "GPT2Tokenizer"
+    decoder = config.get("added_tokens_decoder") or {}
+    others = {*added, *(token["content"] for token in decoder.values())} - {END_OF_TEXT}
+    if not kind.startswith("GPT2") or others:
+        what = f"is a {kind}" if not kind.startswith("GPT2") else f"has added tokens such as {sorted(others)[0]!r}"
+        raise TokenizerError(f"{path} has no tokenizer.json, and {what}: transformers makes one in Python, by "
+                             "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)")
+
+
 def _from_directory(path: Path) -> Tokenizer:
     if (path / "tokenizer.json").is_file():
         return _from_file(path / "tokenizer.json")
     for vocabulary, merges in (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")):
         if (path / vocabulary).is_file() and (path / merges).is_file():
+            _refuse_others(path)
             tokenizer = byte_level(BPE.from_file(str(path / vocabulary), str(path / merges)))
             tokenizer.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
             return tokenizer

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import json
 import os
 import unittest
 from collections import Counter
@@ -13,7 +14,7 @@ import pyarrow.parquet
 from tokenizer import vocabulary
 from tokenizer.sources import InputError, Options, documents
 from test_documents import stories
-from testing import DirectoryTest
+from testing import TOKENIZER, DirectoryTest
 
 
 def flipped(data: bytes, at: int, bit: int) -> bytes:
@@ -90,6 +91,21 @@ class Tokenizers(DirectoryTest):
         for name in (self.directory, self.directory / "a.json", self.directory / "b.json", self.directory / "none"):
             with self.assertRaises(vocabulary.TokenizerError):
                 vocabulary.load(str(name))
+
+    def test_vocabulary_and_merges_alone_are_of_gpt2(self):
+        vocabulary.load(str(TOKENIZER)).model.save(str(self.directory))
+        gpt2 = {"tokenizer_class": "GPT2Tokenizer", "added_tokens_decoder": {"0": {"content": vocabulary.END_OF_TEXT}}}
+        for config, added, words in (({}, {}, None), (gpt2, {vocabulary.END_OF_TEXT: 0}, None),
+                                     ({"tokenizer_class": "Qwen2Tokenizer"}, {}, "is a Qwen2Tokenizer: transformers makes one"),
+                                     (gpt2, {"[PAD]": 400}, r"has added tokens such as '\[PAD\]'"),
+                                     ({"added_tokens_decoder": {"7": {"content": "<|im_end|>"}}}, {}, "such as '<|im_end|>'")):
+            self.write("tokenizer_config.json", json.dumps(config))
+            self.write("added_tokens.json", json.dumps(added))
+            if words is None:
+                self.assertEqual(vocabulary.end_of(vocabulary.load(str(self.directory)), str(self.directory)), vocabulary.END_OF_TEXT)
+            else:
+                with self.assertRaisesRegex(vocabulary.TokenizerError, words.replace("|", r"\|")):
+                    vocabulary.load(str(self.directory))
 
     def test_a_name_of_the_hub_without_a_network_fails_at_once(self):
         unreachable = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(self.directory), "no_proxy": "*"}

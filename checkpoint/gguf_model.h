@@ -192,7 +192,9 @@ static inline void gguf_read_tokens(const json_t *root, const Tokenizer *tokeniz
                                                                       : TOKEN_NORMAL;
     }
     json_array_foreach(added, i, id) {
-        GgufToken *token = &tokens[json_integer_value(json_object_get(id, "id"))];
+        json_int_t number = json_integer_value(json_object_get(id, "id"));
+        if (number >= tokenizer->vocabulary) { continue; } // the model has no row for it
+        GgufToken *token = &tokens[number];
         token->text = json_text(id, "content");
         if (token->kind == TOKEN_UNKNOWN) { continue; }
         token->kind = json_flag(id, "special") ? TOKEN_CONTROL : TOKEN_OF_USER;

@@ -68,6 +68,7 @@ typedef enum TokenizerBlank { BLANK_NOWHERE, BLANK_ALWAYS, BLANK_IF_NONE, BLANK_
 
 typedef struct Tokenizer {
     int vocabulary;        // the largest id plus one
+    int learned;           // the same without tokens that were only added
     uint8_t *bytes;        // of all tokens, without gaps
     uint32_t *offsets;     // (vocabulary + 1) token i is bytes[offsets[i]] up to bytes[offsets[i + 1]]
     bool *is_special;      // (vocabulary)
@@ -644,6 +645,33 @@ static inline void tokenizer_find_end(Tokenizer *tokenizer, const char *path) {
     }
 }
 
+// Forgets added tokens for which the model of the config.json beside the tokenizer.json at `path` has
+// no row, such as a <pad> that somebody added to Llama 2's: no text that it has learned holds them.
+static inline void tokenizer_drop_beyond(Tokenizer *tokenizer, const char *path) {
+    char beside[PATH_MAX];
+    const char *slash = strrchr(path, '/');
+    int length = slash != NULL ? (int)(slash - path) + 1 : 0, kept = 0;
+    snprintf(beside, sizeof beside, "%.*sconfig.json", length, path);
+    json_t *root = json_file_load(beside, JSON_ANY_INTEGERS, NULL);
+    double rows = json_number_value(json_object_get(root, "vocab_size"));
+    json_decref(root);
+    if (rows < tokenizer->learned || rows >= tokenizer->vocabulary || tokenizer->begin >= rows ||
+        tokenizer->end >= rows) {
+        return;
+    }
+    for (int i = 0; i < tokenizer->added_count; i++) {
+        AddedToken one = tokenizer->added[i];
+        if (one.id < rows) {
+            tokenizer->added[kept++] = one;
+        } else {
+            free(one.text);
+            free(one.sought);
+        }
+    }
+    tokenizer->added_count = kept;
+    tokenizer->vocabulary = (int)rows;
+}
+
 // Opens the `size` bytes of a tokenizer.json. name: of the file, for messages. Keeps
 // nothing of the bytes. On failure there is nothing to close.
 static inline bool tokenizer_open_memory(Tokenizer *tokenizer, const char *name, const void *bytes,
@@ -669,6 +697,7 @@ static inline bool tokenizer_open_memory(Tokenizer *tokenizer, const char *name,
     json_object_foreach((json_t *)file.vocabulary, text, id) {
         good = good && tokenizer_place(tokenizer, &file, text, id, false, error);
     }
+    tokenizer->learned = tokenizer->vocabulary;
     for (size_t i = 0; good && i < added; i++) { good = tokenizer_read_added(tokenizer, &file, i, error); }
     good = good && tokenizer_make_bytes(tokenizer, &file, error) &&
            tokenizer_read_merges(tokenizer, &file, error);
@@ -715,6 +744,7 @@ static inline bool tokenizer_open(Tokenizer *tokenizer, const char *path, Error 
                     : error_set(error, "%s is not a tokenizer.json: allowed is a file of at most %d MiB",
                                 path, TOKENIZER_MOST_FILE_BYTES >> 20);
     if (good) { tokenizer_find_end(tokenizer, path); }
+    if (good) { tokenizer_drop_beyond(tokenizer, path); }
     munmap(bytes, size);
     return good;
 }

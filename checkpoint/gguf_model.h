@@ -292,8 +292,9 @@ static inline bool gguf_add_tokenizer(Gguf *gguf, const char *directory, const M
     if (cutter == NULL) {
         return error_set(
             error,
-            "%.300s cuts texts in a way that llama.cpp has no name for; it has for those of GPT-2 (which "
-            "train_bpe makes), SmolLM2, Llama 3 and Qwen2: --to DIRECTORY writes the model for transformers",
+            "%.300s cuts texts in a way whose name in llama.cpp is not known here; known are those of GPT-2 "
+            "(which train_bpe makes), SmolLM2, Llama 3 and Qwen2: --to DIRECTORY writes the model for "
+            "transformers",
             directory);
     }
     json_t *root = hf_model_find_tokenizer(directory, "tokenizer.json", path)

@@ -393,8 +393,8 @@ static inline bool tokenizer_place(Tokenizer *tokenizer, TokenizerFile *file, co
     return true;
 }
 
-// What an added token is sought as: its text, to which the normalizer of BPE of characters does what it
-// does to texts: a blank belongs to the token that stands in front of it.
+// What an added token is sought as: its text, to which the normalizer of BPE of characters does
+// what it does to texts, so that the blank in front belongs to the token.
 static inline char *tokenizer_sought(const Tokenizer *tokenizer, const AddedToken *added) {
     char *sought = MEMORY_OF(char, added->length + 2);
     size_t count = added->normalized && tokenizer->blank == BLANK_ALWAYS;
@@ -645,8 +645,8 @@ static inline void tokenizer_find_end(Tokenizer *tokenizer, const char *path) {
     }
 }
 
-// Forgets added tokens for which the model of the config.json beside the tokenizer.json at `path` has
-// no row, such as a <pad> that somebody added to Llama 2's: no text that it has learned holds them.
+// Forgets added tokens for which the model of the config.json beside the tokenizer.json at `path`
+// has no row, such as a <pad> that somebody added to Llama 2's: it has learned no text with them.
 static inline void tokenizer_drop_beyond(Tokenizer *tokenizer, const char *path) {
     char beside[PATH_MAX];
     const char *slash = strrchr(path, '/');

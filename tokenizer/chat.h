@@ -46,9 +46,13 @@ static inline bool chat_open(Chat *chat, const char *path, const Tokenizer *toke
     chat->trims = json_flag(chat->root, "trim");
     chat->end = good ? tokenizer_find_added(tokenizer, end) : -1;
     good = chat->end >= 0 && (thought == NULL || chat->thought != NULL);
-    if (good) { return true; }
+    bool has_end = chat->end < tokenizer->vocabulary;
+    if (good && has_end) { return true; }
     json_decref(chat->root);
     memset(chat, 0, sizeof *chat);
+    if (!has_end) {
+        return error_set(error, "%.300s: the model has no row for the token that ends an answer", file);
+    }
     return error_set(error,
                      "%.300s does not say how to speak with this model: make it again with python -m "
                      "tokenizer.chat, or remove it",

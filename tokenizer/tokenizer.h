@@ -67,7 +67,7 @@ typedef struct AddedToken {
 typedef enum TokenizerBlank { BLANK_NOWHERE, BLANK_ALWAYS, BLANK_IF_NONE, BLANK_IF_FIRST } TokenizerBlank;
 
 typedef struct Tokenizer {
-    int vocabulary;        // the largest id plus one
+    int vocabulary;        // the largest id plus one, of those that the model has
     int learned;           // the same without tokens that were only added
     uint8_t *bytes;        // of all tokens, without gaps
     uint32_t *offsets;     // (vocabulary + 1) token i is bytes[offsets[i]] up to bytes[offsets[i + 1]]
@@ -645,31 +645,19 @@ static inline void tokenizer_find_end(Tokenizer *tokenizer, const char *path) {
     }
 }
 
-// Forgets added tokens for which the model of the config.json beside the tokenizer.json at `path`
-// has no row, such as a <pad> that somebody added to Llama 2's: it has learned no text with them.
-static inline void tokenizer_drop_beyond(Tokenizer *tokenizer, const char *path) {
+// Leaves out of the vocabulary added tokens for which the model of the config.json beside the
+// tokenizer.json at `path` has no row, such as a <pad> that somebody added to Llama 2's. A text that
+// would become one of them cannot be encoded.
+static inline void tokenizer_leave_out(Tokenizer *tokenizer, const char *path) {
     char beside[PATH_MAX];
     const char *slash = strrchr(path, '/');
-    int length = slash != NULL ? (int)(slash - path) + 1 : 0, kept = 0;
+    int length = slash != NULL ? (int)(slash - path) + 1 : 0;
     snprintf(beside, sizeof beside, "%.*sconfig.json", length, path);
     json_t *root = json_file_load(beside, JSON_ANY_INTEGERS, NULL);
     double rows = json_number_value(json_object_get(root, "vocab_size"));
     json_decref(root);
-    if (rows < tokenizer->learned || rows >= tokenizer->vocabulary || tokenizer->begin >= rows ||
-        tokenizer->end >= rows) {
-        return;
-    }
-    for (int i = 0; i < tokenizer->added_count; i++) {
-        AddedToken one = tokenizer->added[i];
-        if (one.id < rows) {
-            tokenizer->added[kept++] = one;
-        } else {
-            free(one.text);
-            free(one.sought);
-        }
-    }
-    tokenizer->added_count = kept;
-    tokenizer->vocabulary = (int)rows;
+    bool fits = tokenizer->learned <= rows && tokenizer->begin < rows && tokenizer->end < rows;
+    if (fits && rows < tokenizer->vocabulary) { tokenizer->vocabulary = (int)rows; }
 }
 
 // Opens the `size` bytes of a tokenizer.json. name: of the file, for messages. Keeps
@@ -744,7 +732,7 @@ static inline bool tokenizer_open(Tokenizer *tokenizer, const char *path, Error 
                     : error_set(error, "%s is not a tokenizer.json: allowed is a file of at most %d MiB",
                                 path, TOKENIZER_MOST_FILE_BYTES >> 20);
     if (good) { tokenizer_find_end(tokenizer, path); }
-    if (good) { tokenizer_drop_beyond(tokenizer, path); }
+    if (good) { tokenizer_leave_out(tokenizer, path); }
     munmap(bytes, size);
     return good;
 }
@@ -1034,6 +1022,11 @@ static inline bool tokenizer_encode_added(TokenizerWork *work, const uint8_t *te
                                : tokenizer_encode_between(work, text + begin, at - begin);
         if (!good) { return false; }
         if (at >= count) { break; }
+        if (added->id >= tokenizer->vocabulary) {
+            return error_set(work->error,
+                             "the model has no row for the added token %.40s, which is in the text",
+                             added->text);
+        }
         tokenizer_give(work, added->id, text + at);
         begin = at = at + added->sought_length;
     }

@@ -646,8 +646,8 @@ static inline void tokenizer_find_end(Tokenizer *tokenizer, const char *path) {
 }
 
 // Leaves out of the vocabulary added tokens for which the model of the config.json beside the
-// tokenizer.json at `path` has no row, such as a <pad> that somebody added to Llama 2's. A text that
-// would become one of them cannot be encoded.
+// tokenizer.json at `path` has no row, such as a <pad> that somebody added to Llama 2's. A text
+// that would become one of them cannot be encoded.
 static inline void tokenizer_leave_out(Tokenizer *tokenizer, const char *path) {
     char beside[PATH_MAX];
     const char *slash = strrchr(path, '/');

@@ -665,6 +665,8 @@ static const struct {
     {"export --from qwen3 --to a.gguf --type q4_0", "--type"},
     {"export --from qwen3 --to a.gguf --merge off", "--from must have some"},
     {"export --from few --to a.gguf", "has 406 tokens, and the model only 399 rows"},
+    {"export --from rowless --to a.gguf",
+     "chat.json: the model has no row for the token that ends an answer"},
     {"export --from neo --tokenizer bpe --to a.gguf", "llama.cpp knows no gpt_neo: --to DIRECTORY"},
     {"export --from unscaled --to a.gguf", "knows no gpt2 whose scale_attn_weights is false"},
     {"export --from biased --to a.gguf", "knows no qwen3 with attention_bias"},
@@ -694,6 +696,8 @@ static void write_refused(const Stage *stage) {
         float value;
     } made[] = {
         {"few", "{\"model_type\": \"qwen3\", " SIZES ", \"vocab_size\": 399, \"num_key_value_heads\": 4}", 0},
+        {"rowless", "{\"model_type\": \"qwen3\", " SIZES ", \"vocab_size\": 400, \"num_key_value_heads\": 4}",
+         0},
         {"neo",
          "{\"model_type\": \"gpt_neo\", \"num_layers\": 1, \"hidden_size\": 32, \"num_heads\": 2, "
          "\"vocab_size\": 408, \"max_position_embeddings\": 32, \"attention_types\": [[[\"global\"], 1]]}",

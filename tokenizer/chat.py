@@ -193,8 +193,8 @@ def load(name: str, tokenizer: Tokenizer, file: str | None) -> ChatTemplate:
     """The chat template of a tokenizer that was loaded by `name`, or that of a file."""
     path = Path(name).parent if Path(name).is_file() else Path(name)
     try:
-        config, special = (json.loads((path / member).read_bytes()) if (path / member).is_file() else {}
-                           for member in ("tokenizer_config.json", "special_tokens_map.json"))
+        config, special, added = (json.loads((path / member).read_bytes()) if (path / member).is_file() else {}
+                                  for member in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"))
         beside = path / "chat_template.jinja"
         source = config.get("chat_template")
         if isinstance(source, list):
@@ -208,10 +208,15 @@ def load(name: str, tokenizer: Tokenizer, file: str | None) -> ChatTemplate:
             text = value.get("content") if isinstance(value, dict) else value
             if key.endswith("_token") and isinstance(text, str):
                 names[key] = text
+        added = {*added, *(token["content"] for token in (config.get("added_tokens_decoder") or {}).values())}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ChatError(f"the chat template of {name} cannot be read: {error}") from None
     if not isinstance(source, str):
         raise ChatError(f"{name} has no chat template: give one with --chat-template, such as tokenizer/chat.jinja")
+    written = {text for key, text in names.items() if key in source}
+    if absent := sorted(text for text in added if (text in source or text in written) and tokenizer.token_to_id(text) is None):
+        raise ChatError(f"the chat template of {name} writes {absent[0]!r}, which a file beside tokenizer.json calls a token and it does "
+                        "not have: transformers puts it there in Python, by AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)")
     return ChatTemplate(source, names, (token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special))
 
 

@@ -321,6 +321,19 @@ class Pieces(ChatTest):
         self.assertEqual(code, 0)
         self.assertIn("has other tokens after what asks for it", out)
 
+    def test_tokens_that_only_other_files_have_are_named(self):
+        for name, content in (("added_tokens.json", {"<|im_end|>": 500, "[PAD]": 501}),
+                              ("tokenizer_config.json", {"added_tokens_decoder": {"500": {"content": "<|im_end|>"}}, "eos_token": "<|im_end|>"})):
+            write_tokenizer(self.directory / "bpe", TEMPLATES["chatml"])
+            plain = json.loads((TOKENIZER / "tokenizer.json").read_text())
+            self.write(f"bpe/{name}", json.dumps(content))
+            self.write("bpe/chat_template.jinja", TEMPLATES["chatml"])
+            self.assertEqual(self.derive(None)[0], 0, name)  # all of them are in tokenizer.json, but one that the template does not write
+            self.write("bpe/tokenizer.json", json.dumps(plain))
+            code, _, errors = self.derive(None)
+            self.assertEqual((code, "writes '<|im_end|>', which a file beside tokenizer.json calls a token" in errors), (2, True), errors)
+            (self.directory / "bpe" / name).unlink()
+
     def test_the_blank_in_front_of_a_text_is_of_no_answer(self):
         kind = json.loads((TOKENIZER / "tokenizer_kinds.json").read_text())["prepend"]
         whole = json.loads((TOKENIZER / "tokenizer.json").read_text()) | kind["file"] | {"model": kind["model"]}

@@ -34,18 +34,20 @@ static inline void print_batch(const Run *run) {
     int64_t commits = (options->tokens + per_commit - 1) / per_commit;
     // The last commit is whole, so that more may be trained than was asked for.
     double trained = commits * per_commit;
-    if (epoch > 0) { snprintf(epochs, sizeof epochs, " (%.4g epochs)", trained / epoch); }
+    if (epoch > 0) {
+        snprintf(epochs, sizeof epochs, " (%.4g epoch%s)", trained / epoch, trained == epoch ? "" : "s");
+    }
     // One gradient sum is left when training ends; finish() commits it.
     bool drains = run->rule->kind == RULE_OVERLAPPED && run->rule->finish != NULL;
     int64_t batches = options_total_accumulate(options, ranks);
     printf("batch      %lld micro-batch%s over %d rank%s x %d sequence%s x %d token%s = %s token%s per %s%s; "
-           "%s tokens are %s%lld %s%s%s%s\n",
+           "%s token%s %s %s%lld %s%s%s%s\n",
            (long long)batches, batches == 1 ? "" : "es", ranks, plural(ranks), run->B, plural(run->B), run->T,
            plural(run->T), human_count(per_commit, text), plural(per_commit), commit,
            run->scheduler.settings.adaptive ? " or more (auto: as many as hide the communication)" : "",
-           human_count(options->tokens, total), run->scheduler.settings.adaptive ? "at most " : "",
-           (long long)commits, commit, plural(commits), epochs,
-           drains ? ", and one more for the gradients under way at the end" : "");
+           human_count(options->tokens, total), plural(options->tokens), options->tokens == 1 ? "is" : "are",
+           run->scheduler.settings.adaptive ? "at most " : "", (long long)commits, commit, plural(commits),
+           epochs, drains ? ", and one more for the gradients under way at the end" : "");
     if (run->bucket_reason[0] != '\0') {
         const Layout *layout = &run->scheduler.layout;
         size_t cells = job_bucket_cells(&run->scheduler, layout);
@@ -58,7 +60,9 @@ static inline void print_batch(const Run *run) {
         snprintf(low, sizeof low, " to %g", options->minimum_learning_rate);
         bool late =
             options->decay_tokens > 0 && options->decay_tokens < options->tokens; // not from the start
-        if (late) { snprintf(decay, sizeof decay, " in the last %s tokens", text); }
+        if (late) {
+            snprintf(decay, sizeof decay, " in the last %s token%s", text, plural(options->decay_tokens));
+        }
     }
     printf("rate       peak %g%s, %s%s%s, warm-up %lld %s%s%s, moved by %s\n", options->learning_rate,
            run->rate_reason, options_choice_name(options, &options->schedule), low, decay,
@@ -74,8 +78,8 @@ static inline void print_batch(const Run *run) {
         elements += tensor->end - tensor->begin;
     }
     if (matrices > 0) {
-        printf("muon       steps %d matrices, %.0f %% of the parameters; AdamW steps the others\n", matrices,
-               100.0 * elements / run->part.table.parameter_count);
+        printf("muon       steps %d matri%s, %.0f %% of the parameters; AdamW steps the others\n", matrices,
+               matrices == 1 ? "x" : "ces", 100.0 * elements / run->part.table.parameter_count);
     }
 }
 
@@ -188,8 +192,9 @@ static inline void print_model(const ModelConfig *config, const TrainedPart *par
         printf("trains     %.4g M parameters, %.3g %% of them: ", trained / 1e6, 100 * trained / all);
         if (part->rank == 0) { printf("what --freeze leaves\n"); }
         if (part->rank > 0) {
-            printf("adapters of rank %d, alpha %g, on %d matrices\n", part->rank, part->alpha,
-                   part->table.count / 2);
+            int count = part->table.count / 2;
+            printf("adapters of rank %d, alpha %g, on %d matri%s\n", part->rank, part->alpha, count,
+                   count == 1 ? "x" : "ces");
         }
     }
     if (config->dropout > 0) {

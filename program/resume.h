@@ -207,9 +207,10 @@ static inline bool check_decay(const Run *run, Error *error) {
         run->scheduler.settings.rate_by_commits ? commit : before / (options->micro_batch * options->seq_len);
     if (done < rate->warmup) {
         return error_set(error,
-                         "--decay-now: at commit %lld of %.300s the rate still rises, for %lld commits: "
+                         "--decay-now: at commit %lld of %.300s the rate still rises, for %lld commit%s: "
                          "take a later checkpoint, or give a --warmup of at most %.0f",
-                         (long long)commit, resume, (long long)options->warmup, floor(done / rate->step));
+                         (long long)commit, resume, (long long)options->warmup, plural(options->warmup),
+                         floor(done / rate->step));
     }
     bool has_fallen = done >= rate->total, never_falls = done + rate->decay <= rate->total - rate->decay;
     return (!has_fallen && !never_falls) ||

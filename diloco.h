@@ -26,7 +26,7 @@
 //
 // At the end of a run DiLoCo shortens its last period. Streaming DiLoCo sends no fragment
 // that it could not apply before the end, and then exchanges every fragment once more
-// that has changed since its last exchange.
+// but the one that was applied last, with the last step; the only one, too.
 #pragma once
 
 #include "local_steps.h"
@@ -111,10 +111,14 @@ static inline void streaming_diloco_period(Scheduler *s) {
     s->local.fragment = (s->local.fragment + 1) % local->fragments;
 }
 
+// The steps since the latest sending are reported, and inspected for spikes, with the next one: the
+// only fragment is exchanged for them although it has just been applied.
 static inline bool streaming_diloco_finish(Scheduler *s) {
-    bool changed = false;
+    const Tally *steps = &s->gradients.tally;
+    bool changed = false, alone = s->settings.local.fragments == 1;
     for (int fragment = 0; fragment < s->settings.local.fragments && !scheduler_is_halted(s); fragment++) {
-        if (s->local.fragments[fragment].applied_at == s->optimizer.steps) { continue; }
+        bool reports = alone && steps->micro_batches + steps->left_out > 0;
+        if (s->local.fragments[fragment].applied_at == s->optimizer.steps && !reports) { continue; }
         send_fragment(s, fragment);
         wait_for(s);
         apply_fragment(s, fragment, 0);

@@ -792,7 +792,7 @@ static inline void replay_streaming_interval(Replay *replay, int interval, int f
 }
 
 // Fragments take turns. At the end every fragment that was trained since its turn is
-// exchanged once more.
+// exchanged once more. So is a single one for the steps that its last turn took.
 static inline void replay_streaming(Replay *replay) {
     const ReplaySettings *settings = &replay->settings;
     int fragments = settings->fragments, interval = settings->period / fragments, turn = 0;
@@ -804,7 +804,8 @@ static inline void replay_streaming(Replay *replay) {
     }
     for (; left > 0; left--) { replay_inner_step(replay); }
     for (int fragment = 0; fragment < fragments; fragment++) {
-        if (latest[fragment] == all) { continue; }
+        bool reports = fragments == 1 && settings->delay > 0;
+        if (latest[fragment] == all && !reports) { continue; }
         replay_send(replay, fragment);
         replay_apply(replay, fragment, 0.0);
     }

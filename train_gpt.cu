@@ -30,6 +30,7 @@ static bool train(Run *run);
 static void train_to_target(Run *run);
 static void save_checkpoint(Run *run, bool beside);
 static void make_up_validation(Run *run);
+static bool ends_at_commit(const Run *run);
 static void follow_commits(Run *run, bool last);
 static int finish_run(Run *run, bool saved);
 static void write_trace(Run *run);
@@ -206,9 +207,8 @@ static void train_to_target(Run *run) {
         if (scheduler_is_halted(s)) { return; }
         follow_commits(run, last);
         if (s->wishes.all_writers_done) { end_checkpoint(run); }
-        if (!last && (s->wishes.save_agreed || is_due(before, s->optimizer.steps, saving->times.commits))) {
-            save_checkpoint(run, true);
-        }
+        bool due = s->wishes.save_agreed || is_due(before, s->optimizer.steps, saving->times.commits);
+        if (due && !last && !ends_at_commit(run)) { save_checkpoint(run, true); }
         // --save-every with a time: rank 0 asks by its clock; all learn of it with the next job.
         if (run_is_main(run) && saving->times.seconds > 0 &&
             clock_seconds() - saving->began >= saving->times.seconds) {
@@ -223,6 +223,7 @@ static void train_to_target(Run *run) {
     bool changed = rule->finish != NULL && rule->finish(s);
     report_spike(run);
     if (scheduler_is_halted(s)) { return; }
+    if (changed) { run->checkpointed.validated_commit = 0; } // it was of other parameters
     // A run that was stopped before or in its last validation makes it when it is resumed.
     bool owes =
         was_done && run->options.val_batches > 0 && run->checkpointed.validated_commit != s->optimizer.steps;
@@ -256,6 +257,12 @@ static void make_up_validation(Run *run) {
     if (s->wishes.save_agreed) { save_checkpoint(run, true); }
 }
 
+// Whether Rule::finish is still to come and makes no commit of its own: this one is validated,
+// sampled and saved behind it, once.
+static bool ends_at_commit(const Run *run) {
+    return run->rule->kind == RULE_LOCAL && run->rule->finish != NULL && has_all_tokens(run);
+}
+
 // Looks at the commits since the last call: reports, validates, samples and redraws the
 // bar where that is due. last: training ends here, so everything is due.
 static void follow_commits(Run *run, bool last) {
@@ -266,16 +273,17 @@ static void follow_commits(Run *run, bool last) {
     if (!is_new && !last) { return; }
     if (is_new) { window_add_commit(reports); }
     int64_t before = reports->seen.commit, now = s->optimizer.steps;
+    bool waits = !last && ends_at_commit(run), validated = run->checkpointed.validated_commit == now;
     reports->seen.reports = s->reports;
     reports->seen.commit = now;
     if (reports_here && reports->window.has_commits && (last || is_due(before, now, options->report_every))) {
         report_window(reports, training_seconds(&run->clock));
         watch_data(run);
     }
-    if (options->val_batches > 0 && (last || is_due(before, now, options->val_every))) {
+    if (options->val_batches > 0 && !waits && (last ? !validated : is_due(before, now, options->val_every))) {
         validate_commit(run);
     }
-    if (!last && !s->wishes.stop_agreed && is_due(before, now, options->sample_every)) {
+    if (!last && !waits && !s->wishes.stop_agreed && is_due(before, now, options->sample_every)) {
         print_sample(run, false);
     }
     if (reports_here) {

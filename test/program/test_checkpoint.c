@@ -443,10 +443,10 @@ static void a_sum_under_way_belongs_to_those_who_sent_it(void **state) {
         "--optimizer co2 --co2-tau 6 --co2-beta 0 --lr 0.01 --warmup 0 --schedule constant --val-every 1";
     Stage *stage = stage_with_ranks(state);
     Fleet *fleet = fleet_new(stage);
-    fleet_start(fleet, 4, "%s --tokens 1536 --save-every 1 --keep 100", options);
+    fleet_start(fleet, 4, "%s --tokens 2304 --save-every 1 --keep 100", options);
     fleet_finish(fleet);
     const char *path = step_path(&fleet->trainings[0], 6);
-    fleet_start(fleet, 1, "%s --tokens 900 --micro-batch 1 --resume %s", options, path);
+    fleet_start(fleet, 1, "%s --tokens 1200 --micro-batch 1 --resume %s", options, path);
     fleet->events[1] = training_finish(stage, &fleet->trainings[1]);
     // The first boundary after step 6 applies the sum of the four, whatever the one rank
     // has done since.

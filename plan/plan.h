@@ -268,7 +268,7 @@ static inline const char *plan_file(const Options *options) {
 // Names the rank for which the others wait, if there is one. seconds (ranks): of a micro-batch.
 static inline void plan_slow_rank(const Options *options, const Network *network, const double *seconds,
                                   int ranks) {
-    SlowRank slow = rank_pace_find(seconds, ranks);
+    SlowRank slow = rank_pace_find(options, seconds, ranks);
     if (slow.rank < 0) { return; }
     rank_pace_print(options, seconds, ranks, slow, network != NULL ? network->hellos[slow.rank].host : "",
                     17);

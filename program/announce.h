@@ -371,7 +371,7 @@ static inline double print_waiting(const Run *run, const RankPace *paces, double
         each[rank] = paces[rank].micro_batch;
         json_array_append_new(times, log_real(1e3 * each[rank]));
     }
-    SlowRank slow = rank_pace_find(each, ranks);
+    SlowRank slow = rank_pace_find(&run->options, each, ranks);
     bool waits = ranks > 1 && mean > WAITING_SHARE, blames = waits && slow.rank >= 0;
     if (blames) { rank_pace_print(&run->options, each, ranks, slow, hellos[slow.rank].host, 11); }
     // A slow rank waits for the network alone.

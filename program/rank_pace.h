@@ -19,18 +19,23 @@ typedef struct SlowRank {
     double factor;
 } SlowRank;
 
+// Compares what ranks compute for a commit, of which --rank-accumulate gives each its own part.
 // seconds (ranks): of a micro-batch of each.
-static inline SlowRank rank_pace_find(const double *seconds, int ranks) {
+static inline SlowRank rank_pace_find(const Options *options, const double *seconds, int ranks) {
     SlowRank slow = {-1, RANK_IS_SLOW};
-    double *sorted = MEMORY_OF(double, ranks);
-    memcpy(sorted, seconds, ranks * sizeof *sorted);
+    bool alike = options->rank_accumulate[0] == '\0';
+    double *parts = MEMORY_OF(double, ranks), *sorted = MEMORY_OF(double, ranks);
+    for (int rank = 0; rank < ranks; rank++) {
+        sorted[rank] = parts[rank] = seconds[rank] * (alike ? 1 : options_rank_accumulate(options, rank));
+    }
     qsort(sorted, ranks, sizeof *sorted, numbers_compare);
     double median = sorted[(ranks - 1) / 2];
     for (int rank = 0; rank < ranks && median > 0; rank++) {
-        if (!(seconds[rank] / median > slow.factor)) { continue; }
+        if (!(parts[rank] / median > slow.factor)) { continue; }
         slow.rank = rank;
-        slow.factor = seconds[rank] / median;
+        slow.factor = parts[rank] / median;
     }
+    free(parts);
     free(sorted);
     return slow;
 }
@@ -58,12 +63,13 @@ static inline void rank_pace_print(const Options *options, const double *seconds
     const Rule *rule = options_rule(options);
     const OptionSpec *list = option_of(offsetof(Options, rank_accumulate));
     char numbers[128];
-    printf(
-        "%-*srank %d%s%s takes %.1f times as long for a micro-batch as the median of all ranks, which wait "
-        "for it\n",
-        width, "slow", slow.rank, where[0] != '\0' ? " on " : "", where, slow.factor);
+    bool alike = options->rank_accumulate[0] == '\0';
+    printf("%-*srank %d%s%s takes %.1f times as long for %s as the median of all ranks, which wait for it\n",
+           width, "slow", slow.rank, where[0] != '\0' ? " on " : "", where, slow.factor,
+           alike ? "a micro-batch" : "its part of a commit");
     if (ranks > MOST) { return; }
     rank_pace_list(options, seconds, ranks, numbers);
+    if (strcmp(numbers, options->rank_accumulate) == 0) { return; } // whole numbers share no better
     bool fits = option_is_of_rule(list, rule);
     printf("%-*s--%s %s%s%s shares the work by speed\n", width, "", list->name, numbers,
            fits ? "" : ", under ", fits ? "" : list->rules);

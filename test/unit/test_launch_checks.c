@@ -346,17 +346,20 @@ static void a_slow_rank_is_found(void **state) {
     static const struct {
         int ranks, accumulate, slow;
         double seconds[4], factor;
-        const char *list, *rule; // NULL: zero1
+        const char *list, *rule, *now; // rule NULL: zero1; now: --rank-accumulate
     } cases[] = {
-        {2, 2, 1, {1, 3}, 3, "3,1", NULL},
-        {2, 4, 1, {1, 3}, 3, "6,2", NULL},
-        {2, 2, 1, {1, 3}, 3, "6,2", "acco"}, // a micro-batch for each of its two rounds
-        {2, 2, 1, {1, 3}, 3, "3,1", "acco-wp"},
-        {2, 2, 0, {4, 1}, 4, "1,4", NULL},
-        {4, 2, 3, {1, 1, 3, 3.5}, 3.5, "3,3,1,1", NULL},
-        {3, 3, -1, {1, 1.2, 1.1}, 0, "3,3,3", NULL},
-        {4, 4, 2, {1, 1, 2, 1}, 2, "5,5,2,5", NULL},
-        {2, 1, -1, {0, 0}, 0, NULL, NULL},
+        {2, 2, 1, {1, 3}, 3, "3,1", NULL, NULL},
+        {2, 4, 1, {1, 3}, 3, "6,2", NULL, NULL},
+        {2, 2, 1, {1, 3}, 3, "6,2", "acco", NULL}, // a micro-batch for each of its two rounds
+        {2, 2, 1, {1, 3}, 3, "3,1", "acco-wp", NULL},
+        {2, 2, 0, {4, 1}, 4, "1,4", NULL, NULL},
+        {4, 2, 3, {1, 1, 3, 3.5}, 3.5, "3,3,1,1", NULL, NULL},
+        {3, 3, -1, {1, 1.2, 1.1}, 0, "3,3,3", NULL, NULL},
+        {4, 4, 2, {1, 1, 2, 1}, 2, "5,5,2,5", NULL, NULL},
+        {2, 1, -1, {0, 0}, 0, NULL, NULL, NULL},
+        {2, 2, -1, {1, 3}, 0, "3,1", NULL, "3,1"}, // both are done at once
+        {2, 2, 0, {1, 3}, 2, "5,2", NULL, "6,1"},
+        {2, 2, 1, {1, 1}, 3, "2,2", NULL, "1,3"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         Options options;
@@ -366,7 +369,8 @@ static void a_slow_rank_is_found(void **state) {
         options.accumulate = cases[i].accumulate;
         assert_true(option_set(option_find("optimizer"), &options,
                                cases[i].rule != NULL ? cases[i].rule : "zero1", &error));
-        SlowRank slow = rank_pace_find(cases[i].seconds, cases[i].ranks);
+        if (cases[i].now != NULL) { strcpy(options.rank_accumulate, cases[i].now); }
+        SlowRank slow = rank_pace_find(&options, cases[i].seconds, cases[i].ranks);
         assert_int_equal(slow.rank, cases[i].slow);
         if (slow.rank >= 0 && !(fabs(slow.factor - cases[i].factor) < 1e-12)) { fail_msg("%g", slow.factor); }
         if (cases[i].list == NULL) { continue; }

@@ -195,7 +195,7 @@ static inline void forecast_simulate(Run *trial, const Machine *machine, Forecas
     Transport *transport = &trial->transport;
     const Groups *hosts = &transport->hosts;
     MemoryRoom room = memory_room(trial);
-    int size = transport->size, own = options_rank_accumulate(options, transport->rank);
+    int size = transport->size, own = own_micro_batches(trial);
     Machine counted = *machine;
     Simulation simulation;
     char unused[160];

@@ -183,13 +183,25 @@ static inline void choose_schedule(const Options *options, int ranks, SchedulerS
     settings->rate = rate;
 }
 
+// The micro-batches of this rank per commit; 0: auto. A plan takes those of the rank that has the
+// most, which the exchange of a commit follows: its simulation cuts the others' into as many.
+static inline int own_micro_batches(const Run *run) {
+    const Options *options = &run->options;
+    int own = options_rank_accumulate(options, run->transport.rank);
+    for (int rank = 0; options->command == COMMAND_PLAN && rank < run->transport.size; rank++) {
+        int other = options_rank_accumulate(options, rank);
+        own = other > own ? other : own;
+    }
+    return own;
+}
+
 static inline SchedulerSettings choose_settings(Run *run) {
     const Options *options = &run->options;
     const Rule *rule = options_rule(options);
     const Transport *transport = &run->transport;
     Placement *placement = &run->placement;
     uint64_t seed = options->seed;
-    int own = options_rank_accumulate(options, transport->rank);
+    int own = own_micro_batches(run);
     SchedulerSettings settings = {
         .kind = rule->kind,
         .replicated = rule->replicated,

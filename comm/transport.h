@@ -171,12 +171,11 @@ static inline void transport_open_alone(Transport *transport, const char *reason
     transport_prepare(transport, 0, 1, 1, &none, reason);
 }
 
-// For a plan: every `ranks_per_host` ranks share a host. It cannot send anything.
+// For a plan: every `ranks_per_host` ranks share a host. It cannot send anything. Rank 0 needs the
+// most memory: where the last host has fewer ranks, those of the others have more to pass on.
 static inline void transport_open_supposed(Transport *transport, int size, int ranks_per_host) {
     const Link none = {.name = "supposed"};
-    // The last host may have fewer ranks; each is then the delegate of more owners.
-    int rank = size % ranks_per_host == 0 ? 0 : size - 1;
-    transport_prepare(transport, rank, size, ranks_per_host, &none, "a plan");
+    transport_prepare(transport, 0, size, ranks_per_host, &none, "a plan");
 }
 
 static inline void transport_close(Transport *transport) {

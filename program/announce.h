@@ -78,8 +78,8 @@ static inline void print_batch(const Run *run) {
         elements += tensor->end - tensor->begin;
     }
     if (matrices > 0) {
-        printf("muon       steps %d matri%s, %.0f %% of the parameters; AdamW steps the others\n", matrices,
-               matrices == 1 ? "x" : "ces", 100.0 * elements / run->part.table.parameter_count);
+        printf("muon       steps %d %s, %.0f %% of the parameters; AdamW steps the others\n", matrices,
+               matrices == 1 ? "matrix" : "matrices", 100.0 * elements / run->part.table.parameter_count);
     }
 }
 
@@ -193,8 +193,8 @@ static inline void print_model(const ModelConfig *config, const TrainedPart *par
         if (part->rank == 0) { printf("what --freeze leaves\n"); }
         if (part->rank > 0) {
             int count = part->table.count / 2;
-            printf("adapters of rank %d, alpha %g, on %d matri%s\n", part->rank, part->alpha, count,
-                   count == 1 ? "x" : "ces");
+            printf("adapters of rank %d, alpha %g, on %d %s\n", part->rank, part->alpha, count,
+                   count == 1 ? "matrix" : "matrices");
         }
     }
     if (config->dropout > 0) {

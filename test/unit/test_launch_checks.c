@@ -327,12 +327,17 @@ static void test_this_machine(void **state) {
     double left = (double)memory_available() / fmax(fmin(1024 * kilobytes, limit), 1);
     assert_true(kilobytes == 0 || (left > 0.1 && left < 10)); // others take and give some meanwhile
     // A rank whose share is smaller than what it takes beside its plan has no room for one.
-    Run *run = MEMORY_OF(Run, 1);
-    run->transport.local_size = 1000000;
-    assert_true(kilobytes == 0 || memory_room(run).host == 1);
-    run->options.gpu_memory = 80000000000;
-    assert_true(memory_room(run).host == 0);
-    free(run);
+    // A plan for a GPU elsewhere knows nothing of the memory of its host.
+    for (int elsewhere = 0; elsewhere < 2; elsewhere++) {
+        Error error = {""};
+        Run *run = MEMORY_OF(Run, 1);
+        run->transport.local_size = 1000000;
+        run->options.device = DEVICE_CPU;
+        run->options.gpu_memory = elsewhere ? 80000000000 : 0;
+        assert_true(placement_choose_device(&run->placement, &run->options, 0, true, &error));
+        assert_true(kilobytes == 0 || memory_room(run).host == (elsewhere ? 0 : 1));
+        free(run);
+    }
     launch_threads(1, 0, &choice);
     assert_true(choice.threads >= 1 && choice.threads <= process_cores() && choice.reason[0] != '\0');
     launch_threads(1000000, 0, &choice);

@@ -623,16 +623,20 @@ static inline int32_t tokenizer_find_added(const Tokenizer *tokenizer, const cha
     return found != NULL ? found->id : -1;
 }
 
+// A file beside the tokenizer.json at `path`; NULL: there is none, or it is no JSON.
+static inline json_t *tokenizer_load_beside(const char *path, const char *name) {
+    char beside[PATH_MAX];
+    const char *slash = strrchr(path, '/');
+    snprintf(beside, sizeof beside, "%.*s%s", slash != NULL ? (int)(slash - path) + 1 : 0, path, name);
+    return json_file_load(beside, JSON_ANY_INTEGERS, NULL);
+}
+
 // tokenizer->end <- the added token that the files beside the tokenizer.json at `path` call the
 // end of a text. end_of in vocabulary.py is the same.
 static inline void tokenizer_find_end(Tokenizer *tokenizer, const char *path) {
     static const char *const names[] = {"tokenizer_config.json", "generation_config.json", "config.json"};
-    const char *slash = strrchr(path, '/');
     for (int i = 0; i < 3 && tokenizer->end < 0; i++) {
-        char beside[PATH_MAX];
-        snprintf(beside, sizeof beside, "%.*s%s", slash != NULL ? (int)(slash - path) + 1 : 0, path,
-                 names[i]);
-        json_t *root = json_file_load(beside, JSON_ANY_INTEGERS, NULL);
+        json_t *root = tokenizer_load_beside(path, names[i]);
         const json_t *token = json_object_get(root, "eos_token"), *id = json_object_get(root, "eos_token_id");
         const json_t *content = json_is_object(token) ? json_object_get(token, "content") : token;
         const json_t *first = json_is_array(id) ? json_array_get(id, 0) : id;
@@ -649,11 +653,7 @@ static inline void tokenizer_find_end(Tokenizer *tokenizer, const char *path) {
 // tokenizer.json at `path` has no row, such as a <pad> that somebody added to Llama 2's. A text
 // that would become one of them cannot be encoded.
 static inline void tokenizer_leave_out(Tokenizer *tokenizer, const char *path) {
-    char beside[PATH_MAX];
-    const char *slash = strrchr(path, '/');
-    int length = slash != NULL ? (int)(slash - path) + 1 : 0;
-    snprintf(beside, sizeof beside, "%.*sconfig.json", length, path);
-    json_t *root = json_file_load(beside, JSON_ANY_INTEGERS, NULL);
+    json_t *root = tokenizer_load_beside(path, "config.json");
     double rows = json_number_value(json_object_get(root, "vocab_size"));
     json_decref(root);
     bool fits = tokenizer->learned <= rows && tokenizer->begin < rows && tokenizer->end < rows;

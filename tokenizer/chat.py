@@ -172,8 +172,10 @@ def messages_of(record: dict, counts: Counter) -> tuple[list[dict], list[bool]]:
             raise TypeError(f"message {number} has the role {role!r}; known are {', '.join(ROLES)}")
         if turn.get("tool_calls") or turn.get("function_call"):
             raise TypeError(f"message {number} calls a tool, which is not text and would not be learned: leave such chats out")
+        if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict) and content[0].get("type") == "text":
+            content = content[0].get("text")
         if not isinstance(content, str):
-            raise TypeError(f"the content of message {number} is {type(content).__name__}, not text")
+            raise TypeError(f"the content of message {number} is {type(content).__name__}, not text: allowed is text, or a list of one part of text")
         weight, trains = turn.get("weight"), turn.get("train")
         if weight not in (None, 0, 1) or trains not in (None, False, True):
             raise TypeError(f"message {number} has the weight {weight!r}, and 'train' {trains!r}: allowed are 0 and 1, false and true")

@@ -139,7 +139,9 @@ class Refused(ChatTest):
             ({"messages": [{"role": "user", "content": "x"}, {"role": "tool", "content": "x"}]}, "message 2 has the role 'tool'"),
             ({"messages": [{"content": "x"}]}, "message 1 has the role None"),
             ({"messages": [{"role": ["user"], "content": "x"}]}, "message 1 has the role ['user']"),
-            ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "the content of message 1 is list, not text"),
+            ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "the content of message 1 is NoneType, not text"),
+            ({"messages": [{"role": "user", "content": [{"type": "image", "text": "x"}]}]}, "the content of message 1 is list, not text"),
+            ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 2}]}, "a list of one part of text"),
             ({"messages": [{"role": "user"}]}, "the content of message 1 is NoneType, not text"),
             ({"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": 1}]}]}, "message 1 calls a tool"),
             ({"messages": [{"role": "assistant", "content": None, "function_call": {"name": "x"}}]}, "message 1 calls a tool"),
@@ -167,6 +169,13 @@ class Refused(ChatTest):
         write_tokenizer(self.directory / "bpe", cut)
         self.assertIn("marks 4 parts of 2 answers", self.refused("--tokenizer", self.directory / "bpe", "--template", "chat",
                                                                   self.directory / "b.jsonl"))
+
+    def test_content_may_be_a_list_of_one_part_of_text(self):
+        said = [{"role": "user", "content": "a hat?"}, {"role": "assistant", "content": "the cat"}]
+        listed = [turn | {"content": [{"type": "text", "text": turn["content"]}]} for turn in said]
+        for name, chats in (("plain", said), ("listed", listed)):
+            self.prepare_chats(name, TEMPLATES["chatml"], self.write_chats("a.jsonl", [chats]))
+        self.assertEqual(self.tokens("listed", "train"), self.tokens("plain", "train"))
 
     def test_a_system_text_beside_the_messages_is_one_of_them(self):
         said = [{"role": "user", "content": "a hat?"}, {"role": "assistant", "content": "the cat"}]

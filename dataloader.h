@@ -147,7 +147,7 @@ static inline bool data_file_read_llmc(DataFile *file, Error *error) {
     }
     content->token_bytes = wide ? 4 : 2;
     size_t body = file->bytes > LLMC_HEADER_BYTES ? file->bytes - LLMC_HEADER_BYTES : 0;
-    if (body == 0 || header[2] < 0 || (size_t)header[2] * (size_t)content->token_bytes != body) {
+    if (body == 0 || header[2] < 0 || (size_t)header[2] * content->token_bytes != body) {
         return error_set(error,
                          "%s is truncated or damaged: its header promises %d tokens of %d bytes, and %zu "
                          "bytes follow",
@@ -498,7 +498,7 @@ static inline bool data_loader_open(DataLoader *loader, const DataRequest *reque
 // Whether one epoch has a micro-batch for every rank.
 static inline bool data_loader_require(const DataLoader *loader, int ranks, int micro_batch, Error *error) {
     assert(ranks >= 1 && micro_batch >= 1);
-    size_t have = loader->training_windows, need = (size_t)ranks * (size_t)micro_batch;
+    size_t have = loader->training_windows, need = (size_t)ranks * micro_batch;
     return loader->builtin || have >= need ||
            error_set(error,
                      "%s holds %zu window%s of %d tokens to train on, but %d rank%s x --micro-batch %d need "
@@ -692,7 +692,7 @@ static inline bool data_loader_fill(const DataLoader *loader, DataOrder order, u
     bool good = true;
     for (int b = 0; good && b < B; b++) {
         uint64_t sample = first_sample + (uint64_t)b;
-        int32_t *inputs = tokens + (size_t)b * (size_t)T, *outputs = targets + (size_t)b * (size_t)T; // (T)
+        int32_t *inputs = tokens + (size_t)b * T, *outputs = targets + (size_t)b * T; // (T)
         if (!loader->builtin) {
             WindowCopy copy = {
                 .T = T, .vocabulary = loader->vocabulary, .tokens = inputs, .targets = outputs};

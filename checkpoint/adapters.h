@@ -35,10 +35,10 @@ static inline void adapters_close(Adapters *adapters) {
 static inline void adapters_merge(float *matrix, const float *a, const float *b, int rows, int columns,
                                   int rank, float scale) {
     for (int i = 0; i < rows; i++) {
-        float *row = matrix + (size_t)i * (size_t)columns;
+        float *row = matrix + (size_t)i * columns;
         for (int k = 0; k < rank; k++) {
-            const float *other = a + (size_t)k * (size_t)columns;
-            float factor = scale * b[(size_t)i * (size_t)rank + (size_t)k];
+            const float *other = a + (size_t)k * columns;
+            float factor = scale * b[(size_t)i * rank + k];
             for (int j = 0; j < columns; j++) { row[j] += factor * other[j]; }
         }
     }

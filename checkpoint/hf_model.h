@@ -302,8 +302,8 @@ static inline float *hf_model_complete(const HfModel *model, const TrainedPart *
             hf_model_read_tensor(model, i, to);
         }
         if (place->kind == TRAINED_ADAPTED) {
-            adapters_merge(to, from, from + (size_t)part->rank * (size_t)info->columns, info->rows,
-                           info->columns, part->rank, part->scale);
+            adapters_merge(to, from, from + (size_t)part->rank * info->columns, info->rows, info->columns,
+                           part->rank, part->scale);
         }
     }
     return out;

@@ -124,7 +124,7 @@ static inline SourceArea source_area(const CheckpointSource *source, const char 
     }
     if (begin == NULL) { begin = source->state.bytes; }
     if ((uintptr_t)begin % precision_bytes(area.format) != 0) { return none; }
-    area.data = (const Real *)(const void *)begin;
+    area.data = (const Real *)begin;
     return area;
 }
 

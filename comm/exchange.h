@@ -143,6 +143,6 @@ static inline void comm_gather_casts(CommBackend *comm, Stream *stream, const Co
                              .first = collective->first,
                              .end = collective->end,
                              .wire = WIRE_FP32,
-                             .buffer = (float *)(void *)casts};
+                             .buffer = (float *)casts};
     comm_exchange(comm, stream, &travelling, ALL_GATHER);
 }

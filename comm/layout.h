@@ -63,7 +63,7 @@ static inline LayoutRange layout_piece(const Layout *layout, size_t cell, int ra
     size_t flat = layout_cell_begin(layout, cell) + (size_t)rank * layout->piece;
     LayoutRange range = {.own = cell * layout->piece, .flat = flat, .count = layout->piece};
     if (layout->pieces != NULL) {
-        range = layout->pieces[cell * (size_t)layout->size + (size_t)rank];
+        range = layout->pieces[cell * (size_t)layout->size + rank];
         range.own >>= layout->pairs;
         range.flat >>= layout->pairs;
         range.count >>= layout->pairs;

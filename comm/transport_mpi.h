@@ -29,7 +29,7 @@ static inline bool transport_was_launched(void) {
 enum { TRANSPORT_MPI_TAG = 7 };
 
 static inline MPI_Request *transport_mpi_request(LinkRequest *request) {
-    return (MPI_Request *)(void *)request->words;
+    return (MPI_Request *)request->words;
 }
 
 static inline void transport_mpi_start(void *state, LinkRequest *request, bool is_send, int peer, void *data,

@@ -131,7 +131,7 @@ static inline bool evaluate_encode(EvaluateSet *set, const char *text, size_t co
 
 static inline bool evaluate_take_text(EvaluateSet *set, Error *error) {
     DataFile *data = &set->data.files[0];
-    data->content.tokens = (const uint8_t *)(const void *)set->text.ids;
+    data->content.tokens = (const uint8_t *)set->text.ids;
     data->content.token_bytes = 4;
     data->content.token_count = set->text.count;
     return data_file_scan(data, set->request.vocabulary, error);

@@ -101,8 +101,7 @@ static inline size_t row_partials_floats(bool on_gpu, size_t width) {
 // `threads` of the pool.
 static inline size_t attention_scratch_floats(bool on_gpu, int B, int T, int C, int heads, int threads,
                                               Precision precision) {
-    return on_gpu ? (size_t)B * (size_t)heads * (size_t)T
-                  : attention_workspace_floats(T, C / heads, threads, precision);
+    return on_gpu ? (size_t)B * heads * T : attention_workspace_floats(T, C / heads, threads, precision);
 }
 
 // ---- Matrix products ------------------------------------------------------------------
@@ -229,9 +228,8 @@ static inline void fp8_cast(Stream *stream, const Fp8 *out, bool turns, float *l
 // result (rows, outputs) = a (rows, inputs) b^T for b (outputs, inputs).
 static inline void matmul_fp8(Stream *stream, Real *result, int result_stride, const Fp8 *a, const Fp8 *b,
                               int rows, int inputs, int outputs) {
-    Matmul work =
-        matmul_describe(PRECISION_BF16, result, result_stride, (Real *)(void *)a->codes, inputs, false,
-                        (Real *)(void *)b->codes, inputs, true, rows, outputs, inputs, false);
+    Matmul work = matmul_describe(PRECISION_BF16, result, result_stride, (Real *)a->codes, inputs, false,
+                                  (Real *)b->codes, inputs, true, rows, outputs, inputs, false);
     work.precision = a->format;
     work.b_precision = b->format;
     work.a_scale = a->scale;

@@ -25,7 +25,7 @@ static inline void model_reserve_arrays(Model *model, Arena *arena) {
            U = (size_t)model->matrices[TENSOR_UP].outputs, F = (size_t)model->matrices[TENSOR_DOWN].inputs;
     size_t element = precision_bytes(settings->precision), row = rows * element, floats = sizeof(float);
     size_t layers = shared ? 1 : L, norms = shared ? 2 : 2 * L + 1;
-    size_t logits = (size_t)model->chunk * (size_t)model->logits_stride * element;
+    size_t logits = (size_t)model->chunk * model->logits_stride * element;
     size_t id = on_gpu ? sizeof(int32_t) : 0, starts = settings->separator ? rows * sizeof(int32_t) : 0;
     size_t fp8 = settings->fp8 ? 1 : 0, adapted = settings->part != NULL ? (size_t)settings->part->rank : 0;
     size_t scores = attention_scratch_floats(on_gpu, model->B, model->T, (int)HD, config->heads,
@@ -78,7 +78,7 @@ static inline void model_reserve_arrays(Model *model, Arena *arena) {
 // What decoding keeps of all positions.
 static inline void model_reserve_cache(Model *model, Arena *arena) {
     size_t positions = (size_t)model->config.positions * sizeof(float),
-           bytes = (size_t)model->config.layers * positions * (size_t)layer_keys_width(model);
+           bytes = (size_t)model->config.layers * positions * layer_keys_width(model);
     const ArenaRow rows[] = {
         {MEMORY_ACTIVATIONS, "cached keys", bytes, &model->keys},
         {MEMORY_ACTIVATIONS, "cached values", bytes, &model->values},
@@ -191,7 +191,7 @@ static inline void model_turn_positions(Model *model, Stream *stream) {
 static inline Embedding model_embedding(const Model *model, const int32_t *tokens) {
     int L = model->config.layers, C = model->config.channels;
     const Real *table = weights_of(model, model_tensor(L, TENSOR_POSITIONS));
-    size_t first = (size_t)model->position * (size_t)C;
+    size_t first = (size_t)model->position * C;
     Embedding work = {.output = model->residuals,
                       .wte = weights_of(model, model_tensor(L, TENSOR_EMBEDDING)),
                       .wpe = table != NULL ? real_at_const(table, first, model->settings.precision) : NULL,
@@ -281,7 +281,7 @@ static inline const float *model_losses(Model *model, Stream *stream, const void
     size_t C = (size_t)model->config.channels;
     model->B = query->B;
     model->T = query->T;
-    assert(model_rows(model) <= (size_t)model->settings.B * (size_t)model->settings.T);
+    assert(model_rows(model) <= (size_t)model->settings.B * model->settings.T);
     model_forward(model, stream, parameters, query->tokens, pace);
     Real *hidden = head_input(model);
     for (int first = 0, end; query->positions != NULL && first < query->count; first = end) {
@@ -322,7 +322,7 @@ static inline void model_random_tokens(const ModelConfig *config, size_t count, 
 // random tokens loads all kernels and plans all matrix products. `gradients` is overwritten.
 static inline void model_start(Model *model, Stream *stream, const void *parameters, float *gradients) {
     if (!model->settings.on_gpu) { return; }
-    size_t rows = (size_t)model->settings.B * (size_t)model->settings.T;
+    size_t rows = (size_t)model->settings.B * model->settings.T;
     int32_t *tokens = (int32_t *)memory_take(1, rows * sizeof(int32_t));
     const Pace pace = {.begins = true};
     model_random_tokens(&model->config, rows, tokens);

@@ -54,7 +54,7 @@ static inline int head_chunk_rows(int rows, int most, int logits_stride, Precisi
 // hidden state. (NaN where they are not finite, but then W_head's gradient is NaN anyway.)
 static inline int head_logits_columns(const Model *model) {
     const TensorPlace *place = &model->places[model->head];
-    size_t needed = (size_t)model->logits_stride * (size_t)model->config.channels,
+    size_t needed = (size_t)model->logits_stride * model->config.channels,
            there = place->kind == TRAINED_WHOLE ? model->parameter_count - place->trained
                                                 : model->settings.part->frozen_count - place->frozen;
     return needed <= there ? model->logits_stride : model->config.vocabulary;
@@ -91,9 +91,9 @@ static inline void head_loss(Model *model, Stream *stream, const Real *hidden, c
     if (gradients != NULL && targets_predicted(targets, (size_t)rows) == 0) {
         if (trains && model->begins) {
             stream_clear(stream, weights_gradient(model, gradients, model->head),
-                         (size_t)V * (size_t)C * sizeof(float));
+                         (size_t)V * C * sizeof(float));
         }
-        stream_clear(stream, model->branch, (size_t)rows * (size_t)C * precision_bytes(precision));
+        stream_clear(stream, model->branch, (size_t)rows * C * precision_bytes(precision));
         return;
     }
     const int32_t *batch = model_upload(model, stream, model->targets, targets, (size_t)rows);
@@ -101,7 +101,7 @@ static inline void head_loss(Model *model, Stream *stream, const Real *hidden, c
     float scale = gradients != NULL ? 1.0f / (float)rows : 0.0f;
     for (int first = 0; first < rows; first += model->chunk) {
         int count = int_min(rows - first, model->chunk);
-        size_t offset = (size_t)first * (size_t)C;
+        size_t offset = (size_t)first * C;
         const Real *input = real_at_const(hidden, offset, precision);
         matmul_forward(stream, model->logits, stride, input, weight, count, C, columns);
         if (largest != NULL) { head_largest(model, stream, count, largest + first); }

@@ -39,7 +39,7 @@ static inline size_t layer_kept_heads(const Model *model) {
 // Numbers of a table of rotary positions; 0: the model has a tensor of positions.
 static inline size_t layer_turns(const Model *model) {
     bool has_tensor = model->has[model_tensor(model->config.layers, TENSOR_POSITIONS)];
-    return has_tensor ? 0 : (size_t)model->settings.T * (size_t)model_head_size(&model->config);
+    return has_tensor ? 0 : (size_t)model->settings.T * model_head_size(&model->config);
 }
 
 static inline LayerArrays layer_arrays(const Model *model, int l) {
@@ -227,8 +227,7 @@ static inline void layer_attention_decode(Model *model, Stream *stream, int l) {
     LayerArrays arrays = layer_arrays(model, l);
     const float *qkv = real_floats(arrays.qkv);
     size_t queries = (size_t)model->matrices[TENSOR_OUT].inputs, keys = (size_t)layer_keys_width(model),
-           cache = (size_t)l * (size_t)config->positions * keys,
-           place = cache + (size_t)model->position * keys;
+           cache = (size_t)l * config->positions * keys, place = cache + (size_t)model->position * keys;
     AttentionDecode work = {.output = real_floats(arrays.attention),
                             .scores = model->key_scores,
                             .query = qkv,

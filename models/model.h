@@ -224,7 +224,7 @@ static inline ParameterInfo *parameter_table_add(ParameterTable *table, const ch
     memset(entry, 0, sizeof *entry);
     snprintf(entry->name, sizeof entry->name, "%s%s", prefix, name);
     entry->offset = table->parameter_count;
-    entry->count = (size_t)rows * (size_t)(columns > 0 ? columns : 1);
+    entry->count = (size_t)rows * (columns > 0 ? columns : 1);
     entry->rows = rows;
     entry->columns = columns;
     entry->is_matrix = columns > 0;

@@ -108,7 +108,7 @@ typedef struct Model {
     float *key_scores;    // (H, positions)
 } Model;
 
-static inline size_t model_rows(const Model *model) { return (size_t)model->B * (size_t)model->T; }
+static inline size_t model_rows(const Model *model) { return (size_t)model->B * model->T; }
 
 // The index of a tensor. layer L: one outside of the layers.
 static inline int model_tensor(int layer, int role) { return layer * LAYER_TENSORS + role; }

@@ -85,7 +85,7 @@ static inline void weights_adapt(Model *model, Stream *stream, const Product *pr
         const TensorPlace *place = &model->places[product->tensor + i];
         width = (size_t)product->matrix->parts[i];
         if (place->kind != TRAINED_ADAPTED) { continue; }
-        size_t a = place->trained, b = a + (size_t)part->rank * (size_t)inputs;
+        size_t a = place->trained, b = a + (size_t)part->rank * inputs;
         LowRank work = {.a = real_at_const(model->weights, a, precision),
                         .b = real_at_const(model->weights, b, precision),
                         .d_a = gradients != NULL ? gradients + a : NULL,
@@ -121,7 +121,7 @@ static inline void weights_multiply_fp8(Model *model, Stream *stream, const Prod
                  inputs);
     }
     if (backward) {
-        codes.codes += (size_t)inputs * (size_t)outputs;
+        codes.codes += (size_t)inputs * outputs;
         fp8_cast(stream, &operand, false, model->partials, product->d_output, rows, outputs,
                  product->d_output_stride);
         matmul_fp8(stream, product->d_input, product->d_input_stride, &operand, &codes, rows, outputs,

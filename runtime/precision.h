@@ -40,15 +40,15 @@ static inline const char *precision_name(Precision precision) {
 
 // base + elements. A NULL base stays NULL only with 0 elements.
 static inline Real *real_at(Real *base, size_t elements, Precision precision) {
-    return (Real *)(void *)((char *)base + elements * precision_bytes(precision));
+    return (Real *)((char *)base + elements * precision_bytes(precision));
 }
 
 static inline const Real *real_at_const(const Real *base, size_t elements, Precision precision) {
-    return (const Real *)(const void *)((const char *)base + elements * precision_bytes(precision));
+    return (const Real *)((const char *)base + elements * precision_bytes(precision));
 }
 
 // For callers that know that the format is fp32.
-static inline float *real_floats(Real *base) { return (float *)(void *)base; }
-static inline const float *real_floats_const(const Real *base) { return (const float *)(const void *)base; }
-static inline Real *as_reals(float *base) { return (Real *)(void *)base; }
-static inline const Real *as_reals_const(const float *base) { return (const Real *)(const void *)base; }
+static inline float *real_floats(Real *base) { return (float *)base; }
+static inline const float *real_floats_const(const Real *base) { return (const float *)base; }
+static inline Real *as_reals(float *base) { return (Real *)base; }
+static inline const Real *as_reals_const(const float *base) { return (const Real *)base; }

@@ -75,7 +75,7 @@ static inline void muon_step(Stream *stream, const MuonWorkspace *workspace, Muo
     int rows = batch->rows, columns = batch->columns, count = batch->count;
     bool tall = rows > columns;
     int side = tall ? columns : rows, longer = tall ? rows : columns;
-    size_t elements = (size_t)rows * (size_t)columns;
+    size_t elements = (size_t)rows * columns;
     int most = muon_most(workspace, elements);
     Real *x = workspace->x, *next = workspace->next;
     Real *square = workspace->square, *polynomial = workspace->polynomial;
@@ -109,7 +109,7 @@ static inline void muon_step(Stream *stream, const MuonWorkspace *workspace, Muo
 // full, or by muon_step.
 static inline void muon_add(Stream *stream, const MuonWorkspace *workspace, MuonBatch *batch, StepRange range,
                             int rows, int columns, int iterations) {
-    bool is_full = batch->count == muon_most(workspace, (size_t)rows * (size_t)columns);
+    bool is_full = batch->count == muon_most(workspace, (size_t)rows * columns);
     if (batch->count > 0 && (is_full || batch->rows != rows || batch->columns != columns)) {
         muon_step(stream, workspace, batch, iterations);
     }

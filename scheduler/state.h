@@ -170,8 +170,8 @@ typedef struct Tally {
 } Tally;
 
 static inline void tally_add(Tally *sum, const Tally *tally) {
-    double *sums = (double *)(void *)sum;
-    const double *added = (const double *)(const void *)tally;
+    double *sums = (double *)sum;
+    const double *added = (const double *)tally;
     for (size_t i = 0; i < offsetof(Tally, sent_square) / sizeof(double); i++) { sums[i] += added[i]; }
 }
 

@@ -60,7 +60,7 @@ WIRE_FUNCTION int attention_oldest_key(int query, int window) {
 // (T, 3D), and output or d_output (T, D).
 static inline size_t attention_workspace_floats(int T, int D, int threads, Precision precision) {
     size_t head = precision == PRECISION_FP32 ? 0 : 7 * (size_t)D;
-    return (size_t)threads * (size_t)T * (2 * ATTENTION_ROWS + head);
+    return (size_t)threads * T * (2 * ATTENTION_ROWS + head);
 }
 
 // Of the heads of queries, how many have the same keys and values.
@@ -92,15 +92,15 @@ typedef struct AttentionHead {
 static inline size_t attention_place(const Attention *work, int head, int part, int stride) {
     int D = work->channels / work->heads, h = head % work->heads, group = attention_group(work);
     int column = part == 0 ? h * D : work->channels + ((part - 1) * work->heads + h) / group * D;
-    return (size_t)(head / work->heads) * (size_t)work->T * (size_t)stride + (size_t)column;
+    return (size_t)(head / work->heads) * (size_t)work->T * stride + column;
 }
 
 // out (T, D), rows out_stride apart, = in (T, D), rows in_stride apart.
 REAL_LOOP void attention_copy(Real *out, int out_stride, Precision out_precision, const Real *in,
                               int in_stride, Precision in_precision, int T, int D) {
     for (int t = 0; t < T; t++) {
-        Real *to = real_at(out, (size_t)t * (size_t)out_stride, out_precision);
-        const Real *from = real_at_const(in, (size_t)t * (size_t)in_stride, in_precision);
+        Real *to = real_at(out, (size_t)t * out_stride, out_precision);
+        const Real *from = real_at_const(in, (size_t)t * in_stride, in_precision);
         for (size_t d = 0; d < (size_t)D; d++) {
             real_store(to, d, real_load(from, d, in_precision), out_precision);
         }
@@ -124,9 +124,9 @@ static inline AttentionHead attention_head(const Attention *work, int index, int
                           .d_qkv_stride = work->d_qkv_stride,
                           .output_stride = C,
                           .starts = work->starts != NULL ? work->starts + index / work->heads * T : NULL,
-                          .logsumexp = work->logsumexp + (size_t)index * (size_t)T,
+                          .logsumexp = work->logsumexp + (size_t)index * T,
                           .scores = work->scratch + (size_t)thread * floats_of_thread};
-    float *qkv = head.scores + 2 * ATTENTION_ROWS * (size_t)T, *d_qkv = qkv + 3 * (size_t)T * (size_t)D;
+    float *qkv = head.scores + 2 * ATTENTION_ROWS * (size_t)T, *d_qkv = qkv + 3 * (size_t)T * D;
     if (work->precision == PRECISION_FP32) {
         const float *from = real_floats_const(work->qkv);
         head.q = from + in[0], head.k = from + in[1], head.v = from + in[2];
@@ -142,7 +142,7 @@ static inline AttentionHead attention_head(const Attention *work, int index, int
     head.output_stride = D;
     head.q = qkv, head.k = qkv + D, head.v = qkv + 2 * D;
     head.d_q = d_qkv, head.d_k = d_qkv + D, head.d_v = d_qkv + 2 * D;
-    head.output = d_qkv + 3 * (size_t)T * (size_t)D;
+    head.output = d_qkv + 3 * (size_t)T * D;
     head.d_output = head.output;
     for (int part = 0; part < 3; part++) {
         attention_copy(as_reals(qkv + part * D), 3 * D, PRECISION_FP32,
@@ -174,9 +174,9 @@ static inline AttentionBlock attention_block(const AttentionHead *head, int firs
     block.rows = int_min(head->T - first, ATTENTION_ROWS);
     block.keys = attention_first_key(head, first);
     block.key_count = first + block.rows - block.keys;
-    block.q = head->q + (size_t)first * (size_t)head->qkv_stride;
-    block.k = head->k + (size_t)block.keys * (size_t)head->qkv_stride;
-    block.v = head->v + (size_t)block.keys * (size_t)head->qkv_stride;
+    block.q = head->q + (size_t)first * head->qkv_stride;
+    block.k = head->k + (size_t)block.keys * head->qkv_stride;
+    block.v = head->v + (size_t)block.keys * head->qkv_stride;
     return block;
 }
 
@@ -219,10 +219,10 @@ static inline void attention_forward_task(void *context, int task, int thread) {
             int begin = attention_first_key(&head, first + row) - block.keys,
                 end = first + row + 1 - block.keys;
             head.logsumexp[first + row] =
-                attention_softmax(head.scores + (size_t)row * (size_t)keys, begin, end, keys);
+                attention_softmax(head.scores + (size_t)row * keys, begin, end, keys);
         }
-        attention_matmul(head.output + (size_t)first * (size_t)head.output_stride, head.output_stride,
-                         head.scores, keys, false, block.v, stride, false, block.rows, D, keys, false);
+        attention_matmul(head.output + (size_t)first * head.output_stride, head.output_stride, head.scores,
+                         keys, false, block.v, stride, false, block.rows, D, keys, false);
     }
     if (work->precision == PRECISION_BF16) {
         int C = work->channels;
@@ -255,22 +255,22 @@ static inline void attention_backward_head(const AttentionHead *head) {
     for (int first = 0; first < T; first += ATTENTION_ROWS) {
         AttentionBlock block = attention_block(head, first);
         int keys = block.key_count, rows = block.rows;
-        size_t key = (size_t)block.keys * (size_t)d_stride;
-        const float *d_output = head->d_output + (size_t)first * (size_t)o_stride;
+        size_t key = (size_t)block.keys * d_stride;
+        const float *d_output = head->d_output + (size_t)first * o_stride;
         attention_matmul(scores, keys, block.q, stride, false, block.k, stride, true, rows, keys, D, false);
         attention_matmul(d_scores, keys, d_output, o_stride, false, block.v, stride, true, rows, keys, D,
                          false);
         for (int row = 0; row < rows; row++) {
             int begin = attention_first_key(head, first + row) - block.keys,
                 end = first + row + 1 - block.keys;
-            size_t offset = (size_t)row * (size_t)keys;
+            size_t offset = (size_t)row * keys;
             attention_softmax_backward(scores + offset, d_scores + offset, head->logsumexp[first + row],
                                        begin, end, keys);
         }
         attention_matmul(head->d_v + key, d_stride, scores, keys, true, d_output, o_stride, false, keys, D,
                          rows, true);
-        attention_matmul(head->d_q + (size_t)first * (size_t)d_stride, d_stride, d_scores, keys, false,
-                         block.k, stride, false, rows, D, keys, false);
+        attention_matmul(head->d_q + (size_t)first * d_stride, d_stride, d_scores, keys, false, block.k,
+                         stride, false, rows, D, keys, false);
         attention_matmul(head->d_k + key, d_stride, d_scores, keys, true, block.q, stride, false, keys, D,
                          rows, true);
     }
@@ -283,8 +283,8 @@ static inline void attention_backward_task(void *context, int task, int thread) 
         AttentionHead head = attention_head(work, i, thread);
         bool last = i == (task + 1) * group - 1;
         for (int t = 0; i == task * group && t < head.T; t++) { // all blocks of queries add to them
-            memset(head.d_k + (size_t)t * (size_t)head.d_qkv_stride, 0, (size_t)D * sizeof(float));
-            memset(head.d_v + (size_t)t * (size_t)head.d_qkv_stride, 0, (size_t)D * sizeof(float));
+            memset(head.d_k + (size_t)t * head.d_qkv_stride, 0, (size_t)D * sizeof(float));
+            memset(head.d_v + (size_t)t * head.d_qkv_stride, 0, (size_t)D * sizeof(float));
         }
         attention_backward_head(&head);
         const float *parts[3] = {head.d_q, head.d_k, head.d_v};
@@ -316,9 +316,9 @@ static inline void attention_decode_task(void *context, int task, int thread) {
     const AttentionDecode *work = (const AttentionDecode *)context;
     int C = work->channels, D = C / work->heads, last = work->position;
     int first = attention_oldest_key(last, work->window);
-    size_t head = (size_t)task * (size_t)D, width = (size_t)work->kv_heads * (size_t)D,
+    size_t head = (size_t)task * D, width = (size_t)work->kv_heads * D,
            shared = (size_t)(task / (work->heads / work->kv_heads)) * (size_t)D;
-    float *scores = work->scores + (size_t)task * (size_t)work->positions, *output = work->output + head;
+    float *scores = work->scores + (size_t)task * work->positions, *output = work->output + head;
     for (int j = first; j <= last; j++) {
         const float *key = work->keys + (size_t)j * width + shared, *query = work->query + head;
         float sums[SUM_LANES] = {0};

@@ -28,7 +28,7 @@ REAL_LOOP void bias_rows(const Bias *work, int block, Precision precision) {
     const bool backward = work->d_bias != NULL;
     for (size_t c = 0; c < columns && backward; c++) { sums[c] = 0.0f; }
     for (int row = row_block_begin(block, work->rows); row < row_block_begin(block + 1, work->rows); row++) {
-        Real *values = real_at(work->values, (size_t)row * (size_t)work->stride, precision);
+        Real *values = real_at(work->values, (size_t)row * work->stride, precision);
 #pragma omp simd
         for (size_t c = 0; c < columns; c++) {
             float x = real_load(values, c, precision);

@@ -93,8 +93,7 @@ static inline void matmul_block_plain(const Matmul *work) {
         for (int m0 = 0; m0 < work->M; m0 += MATMUL_PLAIN_ROWS) {
             int rows = int_min(work->M - m0, MATMUL_PLAIN_ROWS);
             for (int i = 0; i < rows * width; i++) {
-                size_t place =
-                    (size_t)(m0 + i / width) * (size_t)work->result_stride + (size_t)(n0 + i % width);
+                size_t place = (size_t)(m0 + i / width) * (size_t)work->result_stride + (n0 + i % width);
                 sums[i / width * MATMUL_PLAIN_BLOCK + i % width] =
                     work->accumulate ? real_load(work->result, place, work->result_precision) : 0.0f;
             }
@@ -104,8 +103,7 @@ static inline void matmul_block_plain(const Matmul *work) {
                 REAL_CALL(work->precision, matmul_add_block, work, m0, rows, k0, depth, width, packed, sums);
             }
             for (int i = 0; i < rows * width; i++) {
-                size_t place =
-                    (size_t)(m0 + i / width) * (size_t)work->result_stride + (size_t)(n0 + i % width);
+                size_t place = (size_t)(m0 + i / width) * (size_t)work->result_stride + (n0 + i % width);
                 real_store(work->result, place, sums[i / width * MATMUL_PLAIN_BLOCK + i % width],
                            work->result_precision);
             }
@@ -159,12 +157,11 @@ static inline void matmul_tile_task(void *context, int task, int thread) {
     int m0 = task / tiles->tiles_N * tiles->tile_M, n0 = task % tiles->tiles_N * tiles->tile_N;
     tile.M = int_min(tile.M - m0, tiles->tile_M);
     tile.N = int_min(tile.N - n0, tiles->tile_N);
-    tile.a = real_at_const(tile.a, tile.a_transposed ? (size_t)m0 : (size_t)m0 * (size_t)tile.a_stride,
-                           tile.precision);
-    tile.b = real_at_const(tile.b, tile.b_transposed ? (size_t)n0 * (size_t)tile.b_stride : (size_t)n0,
-                           tile.precision);
-    tile.result =
-        real_at(tile.result, (size_t)m0 * (size_t)tile.result_stride + (size_t)n0, tile.result_precision);
+    tile.a =
+        real_at_const(tile.a, tile.a_transposed ? (size_t)m0 : (size_t)m0 * tile.a_stride, tile.precision);
+    tile.b =
+        real_at_const(tile.b, tile.b_transposed ? (size_t)n0 * tile.b_stride : (size_t)n0, tile.precision);
+    tile.result = real_at(tile.result, (size_t)m0 * tile.result_stride + n0, tile.result_precision);
     matmul_block(&tile);
 }
 

@@ -79,7 +79,7 @@ typedef struct MuonPolynomial {
 } MuonPolynomial;
 
 REAL_LOOP void muon_polynomial_row(const MuonPolynomial *work, int row, Precision precision) {
-    size_t begin = (size_t)row * (size_t)work->side;
+    size_t begin = (size_t)row * work->side;
     for (size_t i = begin; i < begin + (size_t)work->side; i++) {
         float value = MUON_B * real_load(work->square, i, precision) +
                       MUON_C * real_load(work->polynomial, i, precision);

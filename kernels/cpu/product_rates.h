@@ -49,8 +49,7 @@ static inline ProductRates product_rates_measure(int threads, const bool wanted[
     stream.pool = thread_pool_create(threads, false);
     bool has[2] = {wanted[PRECISION_FP32], wanted[PRECISION_BF16] && matmul_has_bf16()};
     if (rows > PRODUCT_RATES_ROWS) { rows = PRODUCT_RATES_ROWS; }
-    size_t ins = (size_t)rows * (size_t)inputs, outs = (size_t)rows * (size_t)outputs,
-           weights = (size_t)outputs * (size_t)inputs;
+    size_t ins = (size_t)rows * inputs, outs = (size_t)rows * outputs, weights = (size_t)outputs * inputs;
     Random random = {random_hash(1, ins)};
     Real *input = product_rates_numbers(ins, &random), *weight = product_rates_numbers(weights, &random),
          *output = product_rates_numbers(outs, &random), *d_input = product_rates_numbers(ins, &random),

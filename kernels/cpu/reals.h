@@ -38,14 +38,14 @@
     }
 
 REAL_LOOP float real_load(const Real *base, size_t i, Precision precision) {
-    return precision == PRECISION_FP32 ? ((const float *)(const void *)base)[i]
-                                       : bf16_to_float(((const uint16_t *)(const void *)base)[i]);
+    return precision == PRECISION_FP32 ? ((const float *)base)[i]
+                                       : bf16_to_float(((const uint16_t *)base)[i]);
 }
 
 REAL_LOOP void real_store(Real *base, size_t i, float value, Precision precision) {
     if (precision == PRECISION_FP32) {
-        ((float *)(void *)base)[i] = value;
+        ((float *)base)[i] = value;
     } else {
-        ((uint16_t *)(void *)base)[i] = bf16_from_float(value);
+        ((uint16_t *)base)[i] = bf16_from_float(value);
     }
 }

@@ -72,13 +72,13 @@ REAL_LOOP void rotary_norm(Real *values, Real *saved, const Real *weight, float 
 REAL_LOOP void rotary_rows(const Rotary *work, int block, Precision precision) {
     int D = work->head_size, heads = work->heads + work->kv_heads;
     bool normed = work->weights[0] != NULL, back = work->backward;
-    float *sums = work->partials + (size_t)block * 2 * (size_t)D;
+    float *sums = work->partials + (size_t)block * 2 * D;
     if (normed && back) { memset(sums, 0, 2 * (size_t)D * sizeof *sums); }
     for (int row = row_block_begin(block, work->rows); row < row_block_begin(block + 1, work->rows); row++) {
         const float *turns = work->turns + (size_t)(row % work->T) * (size_t)D;
         for (int h = 0; h < heads; h++) {
-            size_t key = h < work->heads ? 0 : 1, place = (size_t)row * (size_t)heads + (size_t)h;
-            Real *x = real_at(work->values, (size_t)row * (size_t)work->stride + (size_t)(h * D), precision),
+            size_t key = h < work->heads ? 0 : 1, place = (size_t)row * heads + h;
+            Real *x = real_at(work->values, (size_t)row * work->stride + (h * D), precision),
                  *saved = normed ? real_at(work->saved, place * (size_t)D, precision) : NULL;
             float scale = key ? 1.0f : work->scale;
             if (back) { rotary_turn(x, turns, D / 2, scale, true, precision); }

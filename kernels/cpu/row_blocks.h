@@ -34,7 +34,7 @@ static inline void column_sums_task(void *context, int task, int thread) {
     const ColumnSums *work = (const ColumnSums *)context;
     int begin = task * COLUMN_BLOCK, end = int_min(begin + COLUMN_BLOCK, work->columns);
     for (int block = 0; block < work->blocks; block++) {
-        const float *partial = work->partials + (size_t)block * (size_t)work->stride;
+        const float *partial = work->partials + (size_t)block * work->stride;
         for (int c = begin; c < end; c++) { work->sums[c] += partial[c]; }
     }
 }

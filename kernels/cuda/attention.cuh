@@ -56,9 +56,9 @@ template <bool GROUPED> DEVICE CudaAttentionPlace cuda_attention_place(const Att
     CudaAttentionPlace place;
     unsigned C = (unsigned)work.channels, group = GROUPED ? (unsigned)attention_group(&work) : 1,
              head = by_keys ? blockIdx.y * group : blockIdx.y;
-    place.row = (size_t)blockIdx.z * (size_t)work.T;
-    place.column = (size_t)head * (size_t)(work.channels / work.heads);
-    place.head = (size_t)blockIdx.z * (size_t)work.heads + head;
+    place.row = (size_t)blockIdx.z * work.T;
+    place.column = (size_t)head * (work.channels / work.heads);
+    place.head = (size_t)blockIdx.z * work.heads + head;
     place.keys = GROUPED ? C - (head - head / group) * (C / (unsigned)work.heads) : C;
     place.values = C / group;
     place.stride = C + 2 * place.values;
@@ -403,7 +403,7 @@ static __global__ void cuda_attention_delta_kernel(Attention work) {
         }
     }
     for (int lanes = GROUP / 2; lanes > 0; lanes /= 2) { sum += __shfl_xor_sync(0xffffffffu, sum, lanes); }
-    if (row < T && lane == 0) { work.scratch[place.head * (size_t)T + (size_t)row] = sum; }
+    if (row < T && lane == 0) { work.scratch[place.head * (size_t)T + row] = sum; }
 }
 
 // Writes 16 M rows of sums as rows [first, first + 16 M) of the head, as cuda_attention_store does.
@@ -481,7 +481,7 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
     UNROLL
     for (int i = 0; i < 2 * M; i++) {
         int row = first + mine + lane_index() / 4 + i * 8;
-        size_t number = place.head * (size_t)T + (size_t)row;
+        size_t number = place.head * (size_t)T + row;
         log2_sumexp[i / 2][i % 2] = row < T ? work.logsumexp[number] * CUDA_ATTENTION_LOG2E : 0.0f;
         row_deltas[i / 2][i % 2] = row < T ? work.scratch[number] : 0.0f;
     }
@@ -583,7 +583,7 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
     };
     __nv_bfloat16 *keys = (__nv_bfloat16 *)cuda_shared(), *values = keys + KEYS * STRIDE,
                   *queries = keys + OVERLAY, *d_outputs = queries + TILE * STRIDE;
-    float *numbers = (float *)(void *)(d_outputs + TILE * STRIDE);
+    float *numbers = (float *)(d_outputs + TILE * STRIDE);
     CudaAttentionPlace place = cuda_attention_place<GROUPED>(work, true);
     int T = work.T, first = (int)blockIdx.x * KEYS, mine = warp_index() * 16 * M;
     int end = cuda_attention_end_query<DOCUMENTS>(work, first + KEYS - 1);
@@ -690,7 +690,7 @@ static __global__ void cuda_attention_forward_rows_kernel(Attention work) {
     }
     cuda_attention_row_store<R, PARTS>(reals<R>(work.output) + (place.row + (size_t)query) * C + place.column,
                                        sums, 1.0f / total, D);
-    if (lane_index() == 0) { work.logsumexp[place.head * (size_t)T + (size_t)query] = maximum + logf(total); }
+    if (lane_index() == 0) { work.logsumexp[place.head * (size_t)T + query] = maximum + logf(total); }
 }
 
 // A warp does dQ of one query or, BY_KEY, dK and dV of one key, for one head of its queries after

@@ -18,7 +18,7 @@ static __global__ void __launch_bounds__(COLUMN_STRIP) bias_kernel(Bias work) {
     for (int k = 0; k < WIDTH; k++) { factors[k] = c + k < work.scaled ? work.scale : 1.0f; }
     int end = cuda_row_begin(block + 1, blocks, work.rows);
     for (int row = cuda_row_begin(block, blocks, work.rows); row < end; row++) {
-        R *place = reals<R>(work.values) + (size_t)row * (size_t)work.stride + c;
+        R *place = reals<R>(work.values) + (size_t)row * work.stride + c;
         Piece<R, WIDTH> piece = piece_load<WIDTH>((const R *)place);
         float x[WIDTH];
         piece_unpack(x, piece);
@@ -30,9 +30,7 @@ static __global__ void __launch_bounds__(COLUMN_STRIP) bias_kernel(Bias work) {
         piece_pack(piece, x);
         piece_store<WIDTH>(place, piece);
     }
-    if (BACKWARD) {
-        floats_write<WIDTH, false>(work.partials + (size_t)block * (size_t)work.columns + c, sums);
-    }
+    if (BACKWARD) { floats_write<WIDTH, false>(work.partials + (size_t)block * work.columns + c, sums); }
 }
 
 template <typename R, bool BACKWARD> static inline void cuda_bias_launch(Stream *stream, const Bias &work) {

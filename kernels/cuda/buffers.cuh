@@ -118,7 +118,7 @@ static __global__ void buffer_squares_kernel(double *partials, const float *piec
         quad_load(mine, values, quad_of_thread(at, end, wide));
         for (int i = 0; i < 4; i++) { sum += (double)mine[i] * (double)mine[i]; }
     }
-    sum = block_sum(sum, (double *)(void *)cuda_shared());
+    sum = block_sum(sum, (double *)cuda_shared());
     if (threadIdx.x == 0) { partials[(size_t)blockIdx.y * gridDim.x + blockIdx.x] = sum; }
 }
 

@@ -61,11 +61,11 @@ static __global__ void __launch_bounds__(WARP *COLUMN_SLICES)
     column_sums_kernel(ColumnTargets targets, const float *partials, int blocks, int stride, int columns) {
     float *slices = (float *)cuda_shared(); // (COLUMN_SLICES, WARP)
     int column = (int)blockIdx.x * WARP + lane_index(), slice = warp_index();
-    const float *mine = partials + (size_t)blockIdx.y * (size_t)columns + column;
+    const float *mine = partials + (size_t)blockIdx.y * columns + column;
     float sum = 0.0f;
     if (column < columns) {
         for (int block = slice; block < blocks; block += COLUMN_SLICES) {
-            sum += mine[(size_t)block * (size_t)stride];
+            sum += mine[(size_t)block * stride];
         }
     }
     slices[slice * WARP + lane_index()] = sum;

@@ -102,7 +102,7 @@ static __global__ void __launch_bounds__(CROSS_ENTROPY_THREADS, 2)
                          float gradient_scale, bool wide) {
     int target = targets[blockIdx.x];
     CrossEntropyRow<R> row = {
-        .logits = logits + (size_t)blockIdx.x * (size_t)stride, .V = V, .stride = stride, .wide = wide};
+        .logits = logits + (size_t)blockIdx.x * stride, .V = V, .stride = stride, .wide = wide};
     if (target < 0) { // in all threads of the block
         float zeros[PACK<R>] = {};
         const int step = (int)blockDim.x * PACK<R>;
@@ -116,7 +116,7 @@ static __global__ void __launch_bounds__(CROSS_ENTROPY_THREADS, 2)
     // All threads read the chosen logit before the barriers in cross_entropy_sum; after them it
     // is overwritten.
     float maximum, chosen = to_float(row.logits[target]);
-    float sum = cross_entropy_sum(row, &maximum, (float *)(void *)cuda_shared());
+    float sum = cross_entropy_sum(row, &maximum, (float *)cuda_shared());
     // The difference first: it is exact where it is small.
     if (threadIdx.x == 0) { losses[blockIdx.x] = logf(sum) + (maximum - chosen); }
     if (gradient_scale != 0.0f) { cross_entropy_gradient(row, maximum, sum, target, gradient_scale); }

@@ -52,7 +52,7 @@ template <typename R> static inline void cuda_embedding_forward(Stream *stream, 
     bool packed =
         pack_fits((size_t)work->channels, reals<R>(work->output), reals<R>(work->wte), reals<R>(work->wpe));
     strips_launch(stream, packed ? embedding_forward_kernel<R, PACK<R>> : embedding_forward_kernel<R, 1>,
-                  cuda_blocks((size_t)work->B * (size_t)work->T, EMBEDDING_ROWS), work->channels,
+                  cuda_blocks((size_t)work->B * work->T, EMBEDDING_ROWS), work->channels,
                   packed ? PACK<R> : 1, 0, *work);
 }
 
@@ -70,7 +70,7 @@ static __global__ void __launch_bounds__(COLUMN_STRIP) embedding_positions_kerne
     if (c >= work.channels) { return; }
     float sums[WIDTH] = {};
     for (int b = 0; b < work.B; b++) {
-        size_t row = (size_t)b * (size_t)work.T + position;
+        size_t row = (size_t)b * work.T + position;
         piece_add(sums, piece_load<WIDTH>(reals<R>(work.d_output) + row * C + c));
     }
     floats_write<WIDTH, true>(work.d_wpe + position * C + c, sums);
@@ -103,7 +103,7 @@ DEVICE void embedding_range_end(float sums[WIDTH], float *d_wte, const Embedding
     } else if (segment.ends_later && last == segment.count - 1) {
         floats_write<WIDTH, false>(segment.partials + C + c, sums);
     } else {
-        floats_write<WIDTH, true>(d_wte + (size_t)token * (size_t)C + c, sums);
+        floats_write<WIDTH, true>(d_wte + (size_t)token * C + c, sums);
     }
     for (int k = 0; k < WIDTH; k++) { sums[k] = 0.0f; }
 }
@@ -117,7 +117,7 @@ DEVICE void embedding_segment_sum(float *d_wte, const R *d_output, const Embeddi
         UNROLL
         for (int i = 0; i < EMBEDDING_AHEAD; i++) {
             if (first + i < segment.count) {
-                pieces[i] = piece_load<WIDTH>(d_output + (size_t)segment.places[first + i] * (size_t)C + c);
+                pieces[i] = piece_load<WIDTH>(d_output + (size_t)segment.places[first + i] * C + c);
             }
         }
         UNROLL
@@ -142,7 +142,7 @@ static __global__ void __launch_bounds__(COLUMN_STRIP) embedding_segments_kernel
     segment.count = rows - begin < EMBEDDING_SEGMENT ? rows - begin : EMBEDDING_SEGMENT;
     segment.from_before = embedding_continues(work, begin);
     segment.ends_later = embedding_continues(work, begin + segment.count);
-    segment.partials = work.partials + (size_t)blockIdx.x * 2 * (size_t)C;
+    segment.partials = work.partials + (size_t)blockIdx.x * 2 * C;
     for (int i = (int)threadIdx.x; i < segment.count; i += (int)blockDim.x) {
         places[i] = work.order[begin + i];
         words[i] = work.tokens[places[i]];
@@ -180,7 +180,7 @@ static __global__ void __launch_bounds__(EMBEDDING_CROSSING_THREADS)
 template <typename R, int WIDTH>
 static inline void embedding_backward_start(Stream *stream, const Embedding *work) {
     int C = work->channels;
-    unsigned segments = cuda_blocks((size_t)work->B * (size_t)work->T, EMBEDDING_SEGMENT);
+    unsigned segments = cuda_blocks((size_t)work->B * work->T, EMBEDDING_SEGMENT);
     if (work->d_wpe != NULL) {
         strips_launch(stream, embedding_positions_kernel<R, WIDTH>, (unsigned)work->T, C, WIDTH, 0, *work);
     }

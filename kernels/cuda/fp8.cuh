@@ -40,7 +40,7 @@ static __global__ void __launch_bounds__(FP8_THREADS)
         UNROLL
         for (int k = 0; k < 8; k++) { most = fmaxf(most, fabsf(values[k])); }
     }
-    most = block_max(most, (float *)(void *)cuda_shared());
+    most = block_max(most, (float *)cuda_shared());
     if (threadIdx.x == 0) { largest[blockIdx.x] = most; }
 }
 
@@ -53,7 +53,7 @@ static __global__ void __launch_bounds__(FP8_THREADS)
                     int columns, int stride) {
     const float limit = FORMAT == PRECISION_E4M3 ? 448.0f : 57344.0f;
     float most = threadIdx.x < gridDim.x ? largest[threadIdx.x] : 0.0f;
-    most = fmaxf(block_max(most, (float *)(void *)cuda_shared()), 1e-30f);
+    most = fmaxf(block_max(most, (float *)cuda_shared()), 1e-30f);
     if (blockIdx.x == 0 && threadIdx.x == 0) { *scale = most / limit; }
     float inverse = limit / most, values[FP8_UNIT];
     unsigned pieces = (unsigned)((size_t)rows * columns / FP8_UNIT),
@@ -82,7 +82,7 @@ static inline void cuda_fp8_cast(Stream *stream, const Fp8 *out, bool turns, flo
                                  int rows, int columns, int stride) {
     bool gradients = out->format == PRECISION_E5M2;
     const __nv_bfloat16 *values = reals<__nv_bfloat16>(in);
-    size_t count = (size_t)rows * (size_t)columns, shared = FP8_THREADS / WARP * sizeof(float);
+    size_t count = (size_t)rows * columns, shared = FP8_THREADS / WARP * sizeof(float);
     dim3 grid((unsigned)size_min(cuda_blocks(count / 8, FP8_THREADS), CUDA_ROW_BLOCKS)), block(FP8_THREADS);
     assert(columns % FP8_UNIT == 0 && stride % 8 == 0 && (uintptr_t)in % 16 == 0);
     assert(!turns || (rows % FP8_UNIT == 0 && !gradients));

@@ -148,11 +148,9 @@ DEVICE float logistic(float x, float *complement) {
 }
 
 // An array of Real as an array of R.
-template <typename R> static __host__ __device__ __forceinline__ R *reals(Real *place) {
-    return (R *)(void *)place;
-}
+template <typename R> static __host__ __device__ __forceinline__ R *reals(Real *place) { return (R *)place; }
 template <typename R> static __host__ __device__ __forceinline__ const R *reals(const Real *place) {
-    return (const R *)(const void *)place;
+    return (const R *)place;
 }
 
 // ---- Several elements in one access ---------------------------------------------------

@@ -121,7 +121,7 @@ static __global__ void __launch_bounds__(LAYERNORM_THREADS)
     float *scratch = (float *)cuda_shared(); // (2, warps of the block)
     int row = (int)blockIdx.x * shape.groups + warp_index() / shape.warps;
     LayernormColumns columns = layernorm_columns<WIDTH>(work.channels, shape.warps, row < work.rows);
-    size_t place = (size_t)row * (size_t)work.channels;
+    size_t place = (size_t)row * work.channels;
     float x[COUNT][WIDTH], sum = 0.0f;
     layernorm_residual<R, WIDTH, COUNT, CENTRES>(x, work, place, columns);
     UNROLL
@@ -216,7 +216,7 @@ DEVICE void layernorm_weights(float weights[WIDTH], const LayernormSums<R, WIDTH
 template <typename R, int WIDTH, int COUNT, bool CENTRES>
 DEVICE void layernorm_slice_load(LayernormSlice<R, WIDTH, COUNT, CENTRES> &slice, const Layernorm &work,
                                  int row, const LayernormColumns &columns) {
-    size_t place = (size_t)row * (size_t)work.channels;
+    size_t place = (size_t)row * work.channels;
     slice.mean = CENTRES ? work.statistics[2 * (size_t)row] : 0.0f;
     slice.scale = work.statistics[2 * (size_t)row + 1];
     UNROLL
@@ -260,7 +260,7 @@ DEVICE void layernorm_slice_finish(LayernormSums<R, WIDTH, COUNT, CENTRES> &sums
                                    const LayernormSlice<R, WIDTH, COUNT, CENTRES> &slice,
                                    Piece<R, WIDTH> before[COUNT], const Layernorm &work, int row,
                                    const LayernormColumns &columns, float g_mean, float product_mean) {
-    R *d_residual = reals<R>(work.d_residual) + (size_t)row * (size_t)work.channels;
+    R *d_residual = reals<R>(work.d_residual) + (size_t)row * work.channels;
     UNROLL
     for (int i = 0; i < COUNT; i++) {
         int c = columns.first + i * columns.step;
@@ -288,7 +288,7 @@ DEVICE void layernorm_sums_store(const LayernormSums<R, WIDTH, COUNT, CENTRES> &
                                  float *shared, int group, int groups, const LayernormColumns &columns) {
     constexpr int N = LAYERNORM_ARRAYS<CENTRES>;
     int C = columns.channels;
-    float *mine = shared + (size_t)group * N * (size_t)C;
+    float *mine = shared + (size_t)group * N * C;
     UNROLL
     for (int i = 0; i < COUNT; i++) {
         int c = columns.first + i * columns.step;
@@ -300,9 +300,7 @@ DEVICE void layernorm_sums_store(const LayernormSums<R, WIDTH, COUNT, CENTRES> &
     __syncthreads();
     for (int i = (int)threadIdx.x; i < N * C; i += (int)blockDim.x) {
         float sum = shared[i];
-        for (int other = 1; other < groups; other++) {
-            sum += shared[(size_t)other * N * (size_t)C + (size_t)i];
-        }
+        for (int other = 1; other < groups; other++) { sum += shared[(size_t)other * N * C + i]; }
         partials[i] = sum;
     }
 }
@@ -330,7 +328,7 @@ DEVICE void layernorm_backward_rows(LayernormSums<R, WIDTH, COUNT, CENTRES> &sum
         for (int i = 0; i < COUNT; i++) {
             int c = columns.first + i * columns.step;
             if (row >= end || c >= columns.channels || !work.accumulate) { break; }
-            before[i] = piece_load<WIDTH>(reals<R>(d_residual) + (size_t)row * (size_t)work.channels + c);
+            before[i] = piece_load<WIDTH>(reals<R>(d_residual) + (size_t)row * work.channels + c);
         }
         float sums_g[2] = {0.0f, 0.0f};
         if (row < end) { layernorm_slice_sum(sums, slice, work, columns, sums_g); }
@@ -348,7 +346,7 @@ static __global__ void __launch_bounds__(AHEAD ? LAYERNORM_AHEAD_THREADS : LAYER
     layernorm_backward_kernel(Layernorm work, LayernormGroups shape) {
     // Shared memory: (2, warps of the block, 2) for sums over columns, then
     // (groups, LAYERNORM_ARRAYS, C) for sums over rows.
-    float *scratch = (float *)(void *)cuda_shared(), *shared = scratch + 4 * shape.warps * shape.groups;
+    float *scratch = (float *)cuda_shared(), *shared = scratch + 4 * shape.warps * shape.groups;
     int block = (int)blockIdx.x, blocks = (int)gridDim.x;
     LayernormColumns columns = layernorm_columns<WIDTH>(work.channels, shape.warps, true);
     LayernormSums<R, WIDTH, COUNT, CENTRES> sums;
@@ -373,7 +371,7 @@ template <typename R, int WIDTH, int COUNT, bool AHEAD, bool CENTRES>
 static inline void layernorm_backward_start(Stream *stream, const Layernorm *work) {
     LayernormGroups shape =
         layernorm_groups(work->channels, WIDTH * COUNT, AHEAD ? LAYERNORM_AHEAD_BLOCK : LAYERNORM_BLOCK);
-    size_t warps = (size_t)shape.warps * (size_t)shape.groups;
+    size_t warps = (size_t)shape.warps * shape.groups;
     size_t sums = (size_t)shape.groups * LAYERNORM_ARRAYS<CENTRES> * (size_t)work->channels,
            shared = (sums + 4 * warps) * sizeof(float);
     cuda_launch(stream, layernorm_backward_kernel<R, WIDTH, COUNT, AHEAD, CENTRES>,

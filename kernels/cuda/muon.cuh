@@ -33,14 +33,14 @@ template <typename M> static __global__ void muon_norm_kernel(StepRange range, b
         muon_elements<M>(directions, moved, range, quad_of_thread(at, end, wide));
         for (int i = 0; i < 4; i++) { sum += (double)directions[i] * (double)directions[i]; }
     }
-    sum = block_sum(sum, (double *)(void *)cuda_shared());
+    sum = block_sum(sum, (double *)cuda_shared());
     if (threadIdx.x == 0) { range.partials[blockIdx.x] = sum; }
 }
 
 // partials[0] = the sum of partials (count), in their order. One block, so that each is read once
 // and not by every thread of muon_direction.
 static __global__ void muon_total_kernel(double *partials, size_t count) {
-    double *some = (double *)(void *)cuda_shared(), sum = 0;
+    double *some = (double *)cuda_shared(), sum = 0;
     for (size_t begin = 0; begin < count; begin += blockDim.x) {
         size_t left = count - begin < blockDim.x ? count - begin : blockDim.x;
         if (threadIdx.x < left) { some[threadIdx.x] = partials[begin + threadIdx.x]; }
@@ -116,7 +116,7 @@ template <typename R> static inline void cuda_muon_direction(Stream *stream, con
 template <typename R>
 static inline void cuda_muon_polynomial(Stream *stream, Real *polynomial, const Real *square, int side,
                                         int count) {
-    size_t elements = (size_t)count * (size_t)side * (size_t)side;
+    size_t elements = (size_t)count * side * side;
     quad_launch(stream, muon_polynomial_kernel<R>, elements, reals<R>(polynomial), reals<R>(square), side,
                 elements, quad_fits(reals<R>(polynomial), reals<R>(square)));
 }

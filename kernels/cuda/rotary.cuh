@@ -131,7 +131,7 @@ static __global__ void __launch_bounds__(ROTARY_THREADS) rotary_kernel(Rotary wo
         int i = first + (int)threadIdx.x / group, row = begin + i / heads,
             head = i % heads + (keys ? work.heads : 0);
         columns.valid = i < count; // all lanes of a warp take part in sums
-        R *place = reals<R>(work.values) + (size_t)row * (size_t)work.stride + head * D,
+        R *place = reals<R>(work.values) + (size_t)row * work.stride + head * D,
           *saved = reals<R>(work.saved) + ((size_t)row * (work.heads + work.kv_heads) + head) * D;
         const float *turns = work.turns + (size_t)(row % work.T) * D;
         float scale = keys ? 1.0f : work.scale;
@@ -146,7 +146,7 @@ static __global__ void __launch_bounds__(ROTARY_THREADS) rotary_kernel(Rotary wo
     if (NORMED && BACKWARD) {
         columns.valid = true;
         float *partials = work.partials + ((size_t)block * 2 + blockIdx.y) * D;
-        rotary_sums_store<WIDTH, COUNT>(sums, columns, partials, (float *)(void *)cuda_shared(), group, D);
+        rotary_sums_store<WIDTH, COUNT>(sums, columns, partials, (float *)cuda_shared(), group, D);
     }
 }
 

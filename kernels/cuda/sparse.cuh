@@ -95,7 +95,7 @@ DEVICE void sparse_take(SparseShared *shared, int elements) {
 
 static __global__ void __launch_bounds__(SPARSE_THREADS)
     sparse_encode_kernel(OuterRange range, SparseBlock *blocks, float beta) {
-    SparseShared *shared = (SparseShared *)(void *)cuda_shared();
+    SparseShared *shared = (SparseShared *)cuda_shared();
     size_t begin = (size_t)blockIdx.x * SPARSE_BLOCK;
     int elements = sparse_elements(range.count, begin);
     int entries = sparse_entries(elements), thread = (int)threadIdx.x;
@@ -118,8 +118,8 @@ static __global__ void __launch_bounds__(SPARSE_THREADS)
     }
     __syncthreads();
     if (thread < SPARSE_WORDS) {
-        const uint32_t *from = (const uint32_t *)(const void *)&shared->block;
-        ((uint32_t *)(void *)(blocks + blockIdx.x))[thread] = from[thread];
+        const uint32_t *from = (const uint32_t *)&shared->block;
+        ((uint32_t *)(blocks + blockIdx.x))[thread] = from[thread];
     }
     if (thread < entries && sparse_is_sound(&shared->block)) {
         shared->values[sparse_place(sparse_index(&shared->block, thread))] -=
@@ -141,7 +141,7 @@ static inline void cuda_sparse_encode(Stream *stream, const OuterRange *range, S
 // The blocks of one rank are added at a time: no two of its entries have the same index.
 static __global__ void __launch_bounds__(SPARSE_THREADS)
     sparse_apply_kernel(OuterRange range, const SparseBlock *blocks, size_t stride, SparseStep step) {
-    float *sum = (float *)(void *)cuda_shared();
+    float *sum = (float *)cuda_shared();
     size_t begin = (size_t)blockIdx.x * SPARSE_BLOCK;
     int elements = sparse_elements(range.count, begin);
     int entries = sparse_entries(elements), thread = (int)threadIdx.x;

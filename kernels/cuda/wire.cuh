@@ -70,7 +70,7 @@ DEVICE void wire_values_store(float *block, const float values[WIRE_LANE], int h
 }
 
 DEVICE void wire_warp_encode_bf16(char *out, const float values[WIRE_LANE], int n) {
-    uint32_t words[4], *place = (uint32_t *)(void *)out;
+    uint32_t words[4], *place = (uint32_t *)out;
     for (int i = 0; i < 4; i++) {
         words[i] = bf16_from_float(values[2 * i]) | (uint32_t)bf16_from_float(values[2 * i + 1]) << 16;
     }
@@ -79,7 +79,7 @@ DEVICE void wire_warp_encode_bf16(char *out, const float values[WIRE_LANE], int 
 }
 
 DEVICE void wire_warp_decode_bf16(float values[WIRE_LANE], const char *in, int n) {
-    const uint32_t *place = (const uint32_t *)(const void *)in;
+    const uint32_t *place = (const uint32_t *)in;
     uint32_t words[4];
     wire_load<2>(words, place, 2 * lane_index(), (n + 1) / 2);
     wire_load<2>(words + 2, place, WIRE_BLOCK / 4 + 2 * lane_index(), (n + 1) / 2);
@@ -121,7 +121,7 @@ template <WireFormat FORMAT>
 DEVICE void wire_warp_encode_coarse(char *out, const float values[WIRE_LANE], int n) {
     enum { WORDS = WIRE_WORDS<FORMAT>, LANES = WIRE_GROUP_LANES<FORMAT> };
     uint32_t largest = wire_warp_largest(values, LANES), words[WORDS] = {};
-    uint32_t *place = (uint32_t *)(void *)(out + wire_scale_bytes(FORMAT));
+    uint32_t *place = (uint32_t *)(out + wire_scale_bytes(FORMAT));
     float scale = wire_float_from_bits(WIRE_NAN_BITS);
     if (wire_is_finite(largest)) {
         scale = wire_scale(FORMAT, largest);
@@ -140,7 +140,7 @@ DEVICE void wire_warp_encode_coarse(char *out, const float values[WIRE_LANE], in
 template <WireFormat FORMAT>
 DEVICE void wire_warp_decode_coarse(float values[WIRE_LANE], const char *in, int n) {
     enum { WORDS = WIRE_WORDS<FORMAT> };
-    const uint32_t *place = (const uint32_t *)(const void *)(in + wire_scale_bytes(FORMAT));
+    const uint32_t *place = (const uint32_t *)(in + wire_scale_bytes(FORMAT));
     uint32_t words[WORDS];
     float scale = wire_load_scale(FORMAT, in, (uint32_t)(lane_index() / WIRE_GROUP_LANES<FORMAT>));
     for (int word = 0; word < WORDS; word++) {
@@ -157,15 +157,13 @@ DEVICE void wire_warp_decode_coarse(float values[WIRE_LANE], const char *in, int
 // out <- a block of n elements. The lanes of this warp have them in `values`, with zeros
 // behind the n-th.
 template <WireFormat FORMAT> DEVICE void wire_warp_encode(char *out, const float values[WIRE_LANE], int n) {
-    if (FORMAT == WIRE_FP32) { wire_values_store((float *)(void *)out, values, wire_half<FORMAT>(n), n); }
+    if (FORMAT == WIRE_FP32) { wire_values_store((float *)out, values, wire_half<FORMAT>(n), n); }
     if (FORMAT == WIRE_BF16) { wire_warp_encode_bf16(out, values, n); }
     if constexpr (FORMAT > WIRE_BF16) { wire_warp_encode_coarse<FORMAT>(out, values, n); }
 }
 
 template <WireFormat FORMAT> DEVICE void wire_warp_decode(float values[WIRE_LANE], const char *in, int n) {
-    if (FORMAT == WIRE_FP32) {
-        wire_values_load(values, (const float *)(const void *)in, wire_half<FORMAT>(n), n);
-    }
+    if (FORMAT == WIRE_FP32) { wire_values_load(values, (const float *)in, wire_half<FORMAT>(n), n); }
     if (FORMAT == WIRE_BF16) { wire_warp_decode_bf16(values, in, n); }
     if constexpr (FORMAT > WIRE_BF16) { wire_warp_decode_coarse<FORMAT>(values, in, n); }
 }
@@ -181,7 +179,7 @@ struct WireBlock {
 // stride: the bytes of an encoded block.
 DEVICE WireBlock wire_block_of_warp(const WirePieces &pieces, size_t stride) {
     WireBlock block;
-    size_t index = (size_t)blockIdx.x * WIRE_WARPS + (size_t)warp_index();
+    size_t index = (size_t)blockIdx.x * WIRE_WARPS + warp_index();
     size_t per_piece = (pieces.count + WIRE_BLOCK - 1) / WIRE_BLOCK;
     size_t piece = index / per_piece, inside = index % per_piece * WIRE_BLOCK;
     size_t place = piece / pieces.cells, cell = piece % pieces.cells;

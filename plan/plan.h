@@ -502,5 +502,6 @@ static inline int command_plan(Run *run) {
     transport_close(transport);
     trained_part_free(&run->part);
     free(run->tensors);
+    free(run->turn);
     return 0;
 }

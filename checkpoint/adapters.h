@@ -114,6 +114,14 @@ static inline bool adapters_read_config(const char *directory, Adapters *adapter
     return good;
 }
 
+// base <- the directory of the model of the adapters in `directory`. False: it has none, or they
+// cannot be read.
+static inline bool adapters_find_base(const char *directory, char base[PATH_MAX]) {
+    Adapters adapters;
+    Error ignored;
+    return directory[0] != '\0' && adapters_read_config(directory, &adapters, base, &ignored);
+}
+
 // Finds the matrix of the table that `entry` belongs to, and checks type and shape.
 static inline bool adapters_place(Adapters *adapters, const SafetensorsEntry *entry,
                                   const ParameterTable *table, Error *error) {

@@ -205,7 +205,6 @@ static inline void sample_find_ends(const char *directory, TokenList *ends) {
 // end of an answer in a chat, and what the model and the tokenizer's directory name. bytes: tokens
 // are bytes where there is no tokenizer.
 static inline bool sample_open_codec(Sample *sample, bool bytes, int vocabulary, Error *error) {
-    Adapters adapters;
     char path[TOKENIZER_PATH_SIZE], base[PATH_MAX];
     tokenizer_path(sample->options, path);
     if (!text_codec_open(&sample->codec, path, bytes, vocabulary, error) ||
@@ -217,10 +216,7 @@ static inline bool sample_open_codec(Sample *sample, bool bytes, int vocabulary,
     token_list_add(&sample->ends, text_codec_end(&sample->codec));
     const char *start = options_start(sample->options);
     sample_find_ends(start, &sample->ends);
-    if (start[0] != '\0' && hf_model_has(start, ADAPTERS_CONFIG) &&
-        adapters_read_config(start, &adapters, base, error)) {
-        sample_find_ends(base, &sample->ends); // peft's directories do not say it
-    }
+    if (adapters_find_base(start, base)) { sample_find_ends(base, &sample->ends); } // peft's do not say it
     path[tokenizer_directory_length(path)] = '\0';
     if (path[0] != '\0') { sample_find_ends(path, &sample->ends); }
     return sample->options->system[0] == '\0' || sample->chat.system[0] != NULL ||

@@ -462,7 +462,7 @@ static inline int command_plan(Run *run) {
     Error error = {""};
     LikeRun like;
     bool measures = transport->size > 1, // its ranks were started together
-        speaks = transport->rank == 0;   // the supposed rank of a plan may be another
+        speaks = transport->rank == 0;
     if (measures) { meet_on_hosts(transport, options); }
     bool has_like = options->like[0] != '\0' && speaks,
          again = has_like && options->ranks == 0 && options->host_mbit == 0 && !measures;

@@ -69,13 +69,10 @@ static inline void find_models(Options *options) {
     hf_model_find(options->finetune, sizeof options->finetune);
     // Adapters without a tokenizer have that of their model.
     const char *start = options_start(options);
-    bool lacks = options->tokenizer[0] == '\0' && hf_model_has(start, ADAPTERS_CONFIG) &&
-                 !hf_model_has(start, "tokenizer.json");
-    Adapters adapters;
-    Error ignored;
+    bool lacks = options->tokenizer[0] == '\0' && !hf_model_has(start, "tokenizer.json");
     char base[PATH_MAX];
-    if (lacks && adapters_read_config(start, &adapters, base, &ignored) &&
-        hf_model_has(base, "tokenizer.json") && strlen(base) < sizeof options->tokenizer) {
+    if (lacks && adapters_find_base(start, base) && hf_model_has(base, "tokenizer.json") &&
+        strlen(base) < sizeof options->tokenizer) {
         strcpy(options->tokenizer, base);
     }
     bool is_path = strcmp(options->resume, "auto") != 0 && strcmp(options->resume, "off") != 0;

@@ -210,7 +210,7 @@ def load(name: str, tokenizer: Tokenizer, file: str | None) -> ChatTemplate:
             text = value.get("content") if isinstance(value, dict) else value
             if key.endswith("_token") and isinstance(text, str):
                 names[key] = text
-        added = {*added, *(token["content"] for token in (config.get("added_tokens_decoder") or {}).values())}
+        added = vocabulary.declared_tokens(config, added)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ChatError(f"the chat template of {name} cannot be read: {error}") from None
     if not isinstance(source, str):

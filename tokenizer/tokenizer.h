@@ -731,8 +731,10 @@ static inline bool tokenizer_open(Tokenizer *tokenizer, const char *path, Error 
                     ? tokenizer_open_memory(tokenizer, path, bytes, size, error)
                     : error_set(error, "%s is not a tokenizer.json: allowed is a file of at most %d MiB",
                                 path, TOKENIZER_MOST_FILE_BYTES >> 20);
-    if (good) { tokenizer_find_end(tokenizer, path); }
-    if (good) { tokenizer_leave_out(tokenizer, path); }
+    if (good) {
+        tokenizer_find_end(tokenizer, path);
+        tokenizer_leave_out(tokenizer, path);
+    }
     munmap(bytes, size);
     return good;
 }

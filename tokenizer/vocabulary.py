@@ -53,12 +53,16 @@ def _from_file(path: Path) -> Tokenizer:
     return Tokenizer.from_buffer(path.read_bytes().removeprefix(codecs.BOM_UTF8))
 
 
+def declared_tokens(config: dict, added: dict) -> set[str]:
+    """What tokenizer_config.json and added_tokens.json call tokens. tokenizer.json may lack some."""
+    return {*added, *(token["content"] for token in (config.get("added_tokens_decoder") or {}).values())}
+
+
 def _refuse_others(path: Path) -> None:
     """Vocabulary and merges do not say how texts are cut, nor what was added: only GPT-2's are known. Qwen's tokenizers have such files, too."""
     config, added = (json.loads((path / name).read_bytes()) if (path / name).is_file() else {} for name in ("tokenizer_config.json", "added_tokens.json"))
     kind = config.get("tokenizer_class") or "GPT2Tokenizer"
-    decoder = config.get("added_tokens_decoder") or {}
-    others = {*added, *(token["content"] for token in decoder.values())} - {END_OF_TEXT}
+    others = declared_tokens(config, added) - {END_OF_TEXT}
     if not kind.startswith("GPT2") or others:
         what = f"is a {kind}" if not kind.startswith("GPT2") else f"has added tokens such as {sorted(others)[0]!r}"
         raise TokenizerError(f"{path} has no tokenizer.json, and {what}: transformers makes one in Python, by "

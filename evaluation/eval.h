@@ -277,13 +277,13 @@ static inline void evaluation_task(void *context, Stream *stream) {
         stream_copy(stream, evaluation->parameters, host, bytes);
         stream_settle(stream);
         free(host);
-        gemm_open(stream, model->gemm_workspace);
     }
+    gemm_open(stream, model->gemm_workspace);
     Run *run = evaluation->run;
     evaluation->scores =
         evaluate_run(&evaluation->evaluator, stream, evaluation->parameters, &evaluation->set,
                      &run->transport, run_is_main(run) ? &run->terminal : NULL);
-    model_stop(model, stream);
+    model_stop(stream);
 }
 
 // Runs on all ranks, which have met. Returns the exit status.

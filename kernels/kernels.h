@@ -106,11 +106,19 @@ static inline size_t attention_scratch_floats(bool on_gpu, int B, int T, int C, 
 
 // ---- Matrix products ------------------------------------------------------------------
 
-// Must be called before the first product of a GPU's stream. workspace
-// (GEMM_WORKSPACE_BYTES): device memory.
+// Bytes of workspace for the products of a stream, where its kernels run; a CPU with AMX
+// wants some for each of the pool's threads.
+static inline size_t gemm_workspace_bytes(bool on_gpu, Precision precision, int threads) {
+    bool amx = !on_gpu && precision == PRECISION_BF16 && amx_is_there();
+    return on_gpu ? GEMM_WORKSPACE_BYTES : amx ? (size_t)threads * sizeof(AmxWorkspace) + AMX_ALIGNMENT : 0;
+}
+
+// Must be called before the first product of a GPU's stream; on a CPU bf16 is multiplied by AMX
+// from then on. workspace (gemm_workspace_bytes): NULL where they are 0.
 static inline void gemm_open(Stream *stream, void *workspace) {
-    (void)workspace;
     KERNEL_ON_GPU(stream, cuda_gemm_open(stream, workspace))
+    size_t behind = (size_t)((uintptr_t)workspace % AMX_ALIGNMENT);
+    stream->gemm = behind == 0 ? workspace : (char *)workspace + AMX_ALIGNMENT - behind;
 }
 
 // From now on products of this stream count on `sm_count` GPU multiprocessors; 0: on all.
@@ -119,7 +127,10 @@ static inline void gemm_limit(Stream *stream, int sm_count) {
     KERNEL_ON_GPU(stream, cuda_gemm_limit(stream, sm_count))
 }
 
-static inline void gemm_close(Stream *stream) { KERNEL_ON_GPU(stream, cuda_gemm_close(stream)) }
+static inline void gemm_close(Stream *stream) {
+    KERNEL_ON_GPU(stream, cuda_gemm_close(stream))
+    stream->gemm = NULL;
+}
 
 static inline void matmul(Stream *stream, const Matmul *work) {
     KERNEL_ON_GPU(stream, cuda_matmul(stream, work))

@@ -57,6 +57,8 @@ static inline void model_reserve_arrays(Model *model, Arena *arena) {
         {W, "rotary positions", layer_turns(model) * floats, &model->turns},
         {W, "attention scores", scores * floats, &model->scores},
         {W, "logits chunk", logits, &model->logits},
+        {W, "matrix products", gemm_workspace_bytes(on_gpu, settings->precision, settings->threads),
+         &model->gemm_workspace},
         {W, "starts of documents on the device", on_gpu ? starts : 0, &model->starts},
         {W, "tokens on the device", rows * id, &model->tokens},
         {W, "targets on the device", rows * id, &model->targets},
@@ -157,10 +159,6 @@ static inline void model_reserve(Model *model, Arena *arena, const ModelConfig *
     if (part != NULL) {
         arena_reserve(arena, MEMORY_PARAMETERS, "frozen parameters",
                       part->frozen_count * precision_bytes(settings->precision), &part->frozen);
-    }
-    if (settings->on_gpu) {
-        arena_reserve(arena, MEMORY_WORKSPACE, "matrix products", GEMM_WORKSPACE_BYTES,
-                      &model->gemm_workspace);
     }
 }
 
@@ -318,20 +316,18 @@ static inline void model_random_tokens(const ModelConfig *config, size_t count, 
     }
 }
 
-// Prepares a GPU before the first pass, on the stream that will compute: one pass over
-// random tokens loads all kernels and plans all matrix products. `gradients` is overwritten.
+// Before the first pass, on the stream that will compute. On a GPU one pass over random
+// tokens loads all kernels and plans all matrix products, and `gradients` is overwritten.
 static inline void model_start(Model *model, Stream *stream, const void *parameters, float *gradients) {
+    gemm_open(stream, model->gemm_workspace);
     if (!model->settings.on_gpu) { return; }
     size_t rows = (size_t)model->settings.B * model->settings.T;
     int32_t *tokens = (int32_t *)memory_take(1, rows * sizeof(int32_t));
     const Pace pace = {.begins = true};
     model_random_tokens(&model->config, rows, tokens);
-    gemm_open(stream, model->gemm_workspace);
     model_gradients(model, stream, parameters, gradients, tokens, tokens, &pace);
     stream_settle(stream);
     free(tokens);
 }
 
-static inline void model_stop(Model *model, Stream *stream) {
-    if (model->settings.on_gpu) { gemm_close(stream); }
-}
+static inline void model_stop(Stream *stream) { gemm_close(stream); }

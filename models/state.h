@@ -97,7 +97,7 @@ typedef struct Model {
     float *embedding_partials;         // (embedding_partials_floats)
     Real *host_logits;                 // (chunk, logits_stride), if settings.ranks_tokens
     float *host_turns;                 // (T, D)
-    void *gemm_workspace;              // (GEMM_WORKSPACE_BYTES)
+    void *gemm_workspace;              // (gemm_workspace_bytes)
 
     // If settings.separator is set
     int32_t *host_starts; // (B, T): where the document of each position begins in its sequence

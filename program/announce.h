@@ -12,7 +12,7 @@
 
 // --version: gcc's __VERSION__ is a bare number; others name themselves.
 static inline void print_build_facts(void) {
-    char mpi[128], cuda[64], nccl[64], products[96];
+    char mpi[128], cuda[64], nccl[64], products[128];
     transport_mpi_version(mpi, sizeof mpi);
     gpu_version(cuda, sizeof cuda);
     nccl_version(nccl, sizeof nccl);
@@ -20,8 +20,8 @@ static inline void print_build_facts(void) {
     printf("acco.c %s\ncommit     %s\ncompiler   %s%s\nprocessor  %s\nproducts   %s\nMPI        %s\n"
            "CUDA       %s\nNCCL       %s\n",
            ACCO_VERSION, ACCO_REVISION[0] != '\0' ? ACCO_REVISION : "unknown", is_number ? "gcc " : "",
-           __VERSION__, ACCO_PROCESSOR[0] != '\0' ? ACCO_PROCESSOR : "unknown", onednn_describe(products),
-           mpi, cuda, nccl);
+           __VERSION__, ACCO_PROCESSOR[0] != '\0' ? ACCO_PROCESSOR : "unknown",
+           matmul_describe_library(products), mpi, cuda, nccl);
 }
 
 static inline void print_batch(const Run *run) {
@@ -117,7 +117,7 @@ static inline void print_rule(const Options *options, const SchedulerSettings *s
 static inline void print_device(const Run *run) {
     const Placement *placement = &run->placement;
     int threads = run->threads.threads;
-    char products[96];
+    char products[128];
     printf("device     %s; %s%s\n", placement->device_reason, precision_name(placement->precision),
            placement->fp8 ? ", products of the layers in FP8" : "");
     if (placement->odd_one[0] != '\0') { printf("           %s\n", placement->odd_one); }
@@ -133,7 +133,7 @@ static inline void print_device(const Run *run) {
         return;
     }
     printf("threads    %d per rank (%s); matrix products by %s\n", threads, run->threads.reason,
-           onednn_describe(products));
+           matmul_describe_library(products));
     const double *rates = placement->product_rates.gflops;
     if (rates[PRECISION_FP32] > 0) {
         printf("           at %.0f GFLOP/s in fp32 and %.0f in bf16%s: %s\n", rates[PRECISION_FP32],

@@ -15,7 +15,7 @@ typedef struct Hello {
     int capability;    // of its GPU; 0: it computes on the CPU
     size_t gpu_memory; // bytes
     char host[64], device[64], bus[32];
-    char revision[32], rounding[128]; // of its program (ACCO_REVISION); how it rounds (Placement)
+    char revision[32], rounding[160]; // of its program (ACCO_REVISION); how it rounds (Placement)
 } Hello;
 
 typedef struct ThreadChoice {

@@ -28,7 +28,7 @@ typedef struct Placement {
     int ranks_on_gpus;            // how many of all ranks compute on GPUs
     bool all_cast;      // there are several ranks, and all compute with bf16 casts of the parameters
     char odd_one[320];  // names a rank whose GPU differs from most ranks'; empty: none
-    char rounding[128]; // what decides how this rank rounds: its device, or its processor and library
+    char rounding[160]; // what decides how this rank rounds: its device, or its processor and library
     char device_reason[1100], exchange_reason[256], gpu_exchange_reason[192], recompute_reason[192];
 } Placement;
 

@@ -46,7 +46,7 @@ struct Stream {
     const Gpu *gpu;                   // NULL on the CPU; borrowed
     void *queue;         // CUDA's stream that kernels in this stream are put into; NULL on the CPU
     Precision precision; // of weights and activations
-    void *gemm;          // what matrix products on a GPU need: kernels/cuda/matmul.cuh
+    void *gemm;          // what matrix products need: gemm_open
     pthread_t worker;
     StreamEntry entries[STREAM_CAPACITY]; // of task n: entries[n % STREAM_CAPACITY]
     Watermark enqueued, ended;            // how many tasks have been

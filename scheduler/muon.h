@@ -33,7 +33,7 @@ typedef struct MuonWorkspace {
     Real *x, *next;            // (count) each, in the stream's precision
     Real *square, *polynomial; // (together, side, side) each, the same
     double *partials;          // (buffer_blocks(count))
-    void *gemm;                // GEMM_WORKSPACE_BYTES, for a GPU's stream that has no products of its own
+    void *gemm;                // gemm_workspace_bytes, for a stream that has no products of its own
 } MuonWorkspace;
 
 static inline void muon_reserve(MuonWorkspace *workspace, Arena *arena, Precision precision) {
@@ -41,7 +41,7 @@ static inline void muon_reserve(MuonWorkspace *workspace, Arena *arena, Precisio
     workspace->together = arena->on_gpu ? MUON_TOGETHER : 1;
     size_t square = (size_t)workspace->together * workspace->side * workspace->side * element;
     size_t partials = buffer_blocks(workspace->count) * sizeof(double);
-    size_t products = arena->on_gpu ? GEMM_WORKSPACE_BYTES : 0;
+    size_t products = gemm_workspace_bytes(arena->on_gpu, precision, 1);
     const MemoryClass W = MEMORY_WORKSPACE;
     const ArenaRow rows[] = {
         {W, "Muon: direction", whole, &workspace->x},

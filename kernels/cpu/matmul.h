@@ -8,7 +8,8 @@
 // result = a b [+ result] with some operand transposed. Operands are both fp32 or both bf16;
 // sums are fp32, and a result that is bf16 is rounded once.
 //
-// oneDNN computes, single-threaded, inside our tasks. The result is cut into tiles whose
+// oneDNN computes, single-threaded, inside our tasks; where there is AMX, amx.h computes those of
+// bf16 in a model and in Muon. The result is cut into tiles whose
 // size depends on the shape alone, never on the number of threads, and never across the
 // inner dimension K: an element is one sum in one order no matter which thread computes it. Our
 // threads stay the only ones in the process, at the rate of oneDNN's own (make bench prints
@@ -18,6 +19,7 @@
 // vectorised by the compiler, and 13 times slower in training; the tests also compare against it.
 #pragma once
 
+#include "kernels/cpu/amx.h"
 #include "kernels/cpu/onednn.h"
 #include "kernels/cpu/vector_math.h"
 
@@ -126,9 +128,19 @@ static inline void matmul_block(const Matmul *work) {
     if (!matmul_block_library(work)) { matmul_block_plain(work); }
 }
 
+// One product of bf16 by AMX, on the calling thread.
+static inline void matmul_block_amx(const Matmul *work, AmxWorkspace *workspace) {
+    AmxOperand a = {(const uint16_t *)work->a, work->M, work->K, work->a_stride, !work->a_transposed},
+               b = {(const uint16_t *)work->b, work->N, work->K, work->b_stride, work->b_transposed};
+    AmxResult result = {work->result, work->result_stride, work->result_precision, work->accumulate,
+                        work->scale};
+    amx_multiply(&a, &b, &result, workspace);
+}
+
 typedef struct MatmulTiles {
     const Matmul *whole;
     int tile_M, tile_N, tiles_N;
+    AmxWorkspace *amx; // of each thread; NULL: the library computes
 } MatmulTiles;
 
 // The row stride for a gradient of `columns` columns that a product reads transposed.
@@ -151,7 +163,6 @@ static inline void matmul_choose_tile(int M, int N, int *tile_M, int *tile_N) {
 }
 
 static inline void matmul_tile_task(void *context, int task, int thread) {
-    (void)thread;
     const MatmulTiles *tiles = (const MatmulTiles *)context;
     Matmul tile = *tiles->whole;
     int m0 = task / tiles->tiles_N * tiles->tile_M, n0 = task % tiles->tiles_N * tiles->tile_N;
@@ -162,7 +173,11 @@ static inline void matmul_tile_task(void *context, int task, int thread) {
     tile.b =
         real_at_const(tile.b, tile.b_transposed ? (size_t)n0 * tile.b_stride : (size_t)n0, tile.precision);
     tile.result = real_at(tile.result, (size_t)m0 * tile.result_stride + n0, tile.result_precision);
-    matmul_block(&tile);
+    if (tiles->amx != NULL) {
+        matmul_block_amx(&tile, &tiles->amx[thread]);
+    } else {
+        matmul_block(&tile);
+    }
 }
 
 // One product on the stream's pool, one tile per task.
@@ -170,7 +185,12 @@ static inline void cpu_matmul(Stream *stream, const Matmul *work) {
     assert(work->count == 1);
     MatmulTiles tiles;
     tiles.whole = work;
-    matmul_choose_tile(work->M, work->N, &tiles.tile_M, &tiles.tile_N);
+    tiles.amx = work->precision == PRECISION_BF16 ? (AmxWorkspace *)stream->gemm : NULL;
+    if (tiles.amx != NULL) {
+        amx_choose_tile(work->M, work->N, work->K, work->a_transposed, &tiles.tile_M, &tiles.tile_N);
+    } else {
+        matmul_choose_tile(work->M, work->N, &tiles.tile_M, &tiles.tile_N);
+    }
     tiles.tiles_N = (work->N + tiles.tile_N - 1) / tiles.tile_N;
     thread_pool_run(stream->pool, (work->M + tiles.tile_M - 1) / tiles.tile_M * tiles.tiles_N,
                     matmul_tile_task, &tiles);
@@ -202,24 +222,31 @@ static inline Matmul matmul_describe(Precision precision, Real *result, int resu
     return work;
 }
 
+// text <- what computes matrix products on CPUs.
+static inline const char *matmul_describe_library(char text[128]) {
+    char library[96];
+    snprintf(text, 128, "%s%s", onednn_describe(library), amx_is_there() ? ", bf16 by our own tiles" : "");
+    return text;
+}
+
 // text <- what decides how results are rounded on this processor: programs of one commit that say
 // the same make the same bits.
-static inline const char *cpu_describe_rounding(char text[128]) {
-    char library[96];
+static inline const char *cpu_describe_rounding(char text[160]) {
+    char library[128];
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
     const char *fuses = "fused";
 #else
     const char *fuses = "unfused";
 #endif
-    snprintf(text, 128, "%s sums, products by %s", fuses, onednn_describe(library));
+    snprintf(text, 160, "%s sums, products by %s", fuses, matmul_describe_library(library));
     return text;
 }
 
-// Whether the library computes products of bf16 on this processor; otherwise our own loops do.
+// Whether products of bf16 are computed by more than our plain loops on this processor.
 static inline bool matmul_has_bf16(void) {
     enum { SIDE = 16 };
     float a[SIDE * SIDE] = {0}, result[SIDE * SIDE];
     Matmul work = matmul_describe(PRECISION_BF16, as_reals(result), SIDE, as_reals(a), SIDE, false,
                                   as_reals(a), SIDE, false, SIDE, SIDE, SIDE, false);
-    return matmul_block_library(&work);
+    return amx_is_there() || matmul_block_library(&work);
 }

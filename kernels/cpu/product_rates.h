@@ -47,6 +47,9 @@ static inline ProductRates product_rates_measure(int threads, const bool wanted[
     Stream stream;
     memset(&stream, 0, sizeof stream);
     stream.pool = thread_pool_create(threads, false);
+    size_t bytes = gemm_workspace_bytes(false, PRECISION_BF16, threads);
+    void *workspace = bytes > 0 ? memory_take(1, bytes) : NULL;
+    gemm_open(&stream, workspace);
     bool has[2] = {wanted[PRECISION_FP32], wanted[PRECISION_BF16] && matmul_has_bf16()};
     if (rows > PRODUCT_RATES_ROWS) { rows = PRODUCT_RATES_ROWS; }
     size_t ins = (size_t)rows * inputs, outs = (size_t)rows * outputs, weights = (size_t)outputs * inputs;
@@ -67,6 +70,7 @@ static inline ProductRates product_rates_measure(int threads, const bool wanted[
             times[format][rounds] = clock_seconds() - began;
         }
     }
+    free(workspace);
     free(input);
     free(weight);
     free(output);

@@ -58,7 +58,14 @@ static Stream stream_in(Precision precision, int threads) {
     memset(&stream, 0, sizeof stream);
     stream.pool = thread_pool_create(threads, true);
     stream.precision = precision;
+    size_t bytes = gemm_workspace_bytes(false, precision, threads), unit = AMX_ALIGNMENT;
+    gemm_open(&stream, bytes > 0 ? aligned_alloc(unit, (bytes + unit - 1) / unit * unit) : NULL);
     return stream;
+}
+
+static void stream_end(Stream *stream) {
+    free(stream->gemm);
+    thread_pool_destroy(stream->pool);
 }
 
 // ---- Products: by oneDNN and by the plain loops ---------------------------------------
@@ -78,7 +85,7 @@ static void check_products(int rows, int inputs, int outputs) {
                               inputs, outputs);
         matmul_backward_weight(&stream, d_weight[precision], out, outputs, in, rows, inputs, outputs, false);
         matmul_forward(&stream, out, outputs, in, w, rows, inputs, outputs);
-        thread_pool_destroy(stream.pool);
+        stream_end(&stream);
     }
     check_both("output", &output, 1e-4);
     check_both("gradient of the input", &d_input, 1e-4);
@@ -162,6 +169,118 @@ static void a_described_product_is_that_of_the_plain_loops(void **state) {
 #endif
 }
 
+// ---- Products by AMX ------------------------------------------------------------------
+
+// A matrix of small integers, `gap` columns of NaN behind each row: sums of their products are
+// exact in any order, and who reads a gap is seen.
+static uint16_t *integers(int rows, int columns, int gap) {
+    uint16_t *numbers = (uint16_t *)malloc(((size_t)rows * (columns + gap) + 1) * sizeof *numbers);
+    for (int i = 0; i < rows * (columns + gap) + 1; i++) {
+        float number = (float)(int)(random_uniform(&test_random) * 9) - 4;
+        numbers[i] = bf16_from_float(i % (columns + gap) < columns ? number : NAN);
+    }
+    return numbers;
+}
+
+// A product and what it is computed with. Elements of its result are integers, before.
+typedef struct Exact {
+    int M, N, K, a_gap, b_gap, gap;
+    bool a_transposed, b_transposed, adds, rounds;
+    float scale;
+} Exact;
+
+// The same elements by AMX, by one thread or three, as by the plain loops, to the bit; and
+// nothing between the rows is written.
+static void check_exact(const Exact *exact, const Stream streams[2]) {
+    int M = exact->M, N = exact->N, K = exact->K, stride = N + exact->gap;
+    bool a_transposed = exact->a_transposed, b_transposed = exact->b_transposed;
+    Precision precision = exact->rounds ? PRECISION_BF16 : PRECISION_FP32;
+    size_t bytes = (size_t)M * stride * precision_bytes(precision);
+    uint16_t *a = integers(a_transposed ? K : M, a_transposed ? M : K, exact->a_gap),
+             *b = integers(b_transposed ? N : K, b_transposed ? K : N, exact->b_gap);
+    Real *results[3];
+    for (int way = 0; way < 3; way++) {
+        results[way] = (Real *)malloc(bytes);
+        for (int i = 0; i < M * stride; i++) { real_store(results[way], i, (float)(i % 13), precision); }
+        Matmul work =
+            matmul_describe(PRECISION_BF16, results[way], stride, (Real *)(void *)a,
+                            (a_transposed ? M : K) + exact->a_gap, a_transposed, (Real *)(void *)b,
+                            (b_transposed ? K : N) + exact->b_gap, b_transposed, M, N, K, exact->adds);
+        work.result_precision = precision;
+        work.scale = exact->scale;
+        if (way == 2) {
+            matmul_block_plain(&work);
+        } else {
+            Stream stream = streams[way];
+            matmul(&stream, &work);
+        }
+    }
+    for (int way = 0; way < 2; way++) {
+        if (memcmp(results[way], results[2], bytes) != 0) {
+            fail_msg("%d x %d x %d%s%s%s%s: not the plain loops' bits", M, N, K,
+                     a_transposed ? ", a turned" : "", b_transposed ? ", b turned" : "",
+                     exact->adds ? ", added" : "", exact->rounds ? ", rounded" : "");
+        }
+    }
+    for (int way = 0; way < 3; way++) { free(results[way]); }
+    free(a);
+    free(b);
+}
+
+static void amx_computes_what_the_plain_loops_do(void **state) {
+    (void)state;
+    if (!amx_is_there()) { leave_out("AMX"); }
+    const int shapes[][3] = {{1, 1, 1},     {5, 7, 3},      {32, 32, 32},  {33, 31, 33},    {16, 48, 64},
+                             {64, 40, 160}, {70, 530, 100}, {31, 9, 1536}, {40, 600, 1537}, {530, 33, 1600},
+                             {67, 300, 97}, {1, 1000, 70},  {1100, 3, 40}, {1030, 520, 64}, {97, 65, 3100}};
+    Stream streams[2] = {stream_in(PRECISION_BF16, 1), stream_in(PRECISION_BF16, 3)};
+    for (size_t shape = 0; shape < sizeof shapes / sizeof shapes[0]; shape++) {
+        for (int kind = 0; kind < 16; kind++) {
+            Exact exact = {
+                shapes[shape][0], shapes[shape][1], shapes[shape][2], kind % 3,        kind % 5, kind % 4,
+                (kind & 1) != 0,  (kind & 2) != 0,  (kind & 4) != 0,  (kind & 8) != 0, 1.0f};
+            exact.scale = kind % 7 == 3 ? 0.25f : 1.0f;
+            check_exact(&exact, streams);
+        }
+    }
+    stream_end(&streams[0]);
+    stream_end(&streams[1]);
+}
+
+// Bits of an element depend neither on the tile that it is in nor on threads, also where sums are
+// not exact: the product of some rows and columns is those of the whole.
+static void amx_sums_have_one_order(void **state) {
+    (void)state;
+    if (!amx_is_there()) { leave_out("AMX"); }
+    enum { M = 1090, N = 600, K = 1630, ROWS = 70, COLUMNS = 40, ROW = 1003, COLUMN = 490 };
+    Stream one = stream_in(PRECISION_BF16, 1), three = stream_in(PRECISION_BF16, 3);
+    for (int transposed = 0; transposed < 2; transposed++) {
+        bool turned = transposed == 1;
+        Both a = both_new(M * K), b = both_new(K * N);
+        float *whole = (float *)calloc(M * N, sizeof *whole),
+              *part = (float *)calloc(ROWS * COLUMNS, sizeof *part);
+        Real *left = both_reals(&a, PRECISION_BF16), *right = both_reals(&b, PRECISION_BF16);
+        Matmul all = matmul_describe(PRECISION_BF16, as_reals(whole), N, left, turned ? M : K, turned, right,
+                                     turned ? N : K, !turned, M, N, K, true),
+               some = all;
+        matmul(&three, &all);
+        some.M = ROWS, some.N = COLUMNS, some.result = as_reals(part), some.result_stride = COLUMNS;
+        some.a = real_at_const(left, turned ? ROW : (size_t)ROW * K, PRECISION_BF16);
+        some.b = real_at_const(right, turned ? COLUMN : (size_t)COLUMN * K, PRECISION_BF16);
+        matmul(&one, &some);
+        for (int row = 0; row < ROWS; row++) {
+            assert_memory_equal(part + (size_t)row * COLUMNS, whole + (size_t)(ROW + row) * N + COLUMN,
+                                COLUMNS * sizeof *part);
+        }
+        free(whole);
+        free(part);
+        both_free(&a);
+        both_free(&b);
+    }
+    stream_end(&one);
+    stream_end(&three);
+}
+
 // ---- Layers ---------------------------------------------------------------------------
 
 static void layernorms_round_what_they_store(void **state) {
@@ -210,7 +329,7 @@ static void layernorms_round_what_they_store(void **state) {
                               .partials = partials,
                               .d_output = both_reals(&d_output, p)};
         layernorm_backward(&stream, &backward);
-        thread_pool_destroy(stream.pool);
+        stream_end(&stream);
     }
     check_both("output", &output, 1e-5);
     check_both("gradient", &d_residual, 1e-5);
@@ -236,7 +355,7 @@ static void gelus_round_what_they_store(void **state) {
                           F);
         call_gelu_backward(&stream, both_reals(&gradient, p), F, d_bias[p], partials, both_reals(&saved, p),
                            NULL, ROWS, F);
-        thread_pool_destroy(stream.pool);
+        stream_end(&stream);
     }
     check_both("output", &output, 1e-6);
     check_both("derivative", &saved, 1e-6);
@@ -272,7 +391,7 @@ static void embeddings_are_rounded_once(void **state) {
                                 C);
         call_embedding_forward(&stream, both_reals(&output, p), both_reals(&wte, p), both_reals(&wpe, p),
                                tokens, B, T, C);
-        thread_pool_destroy(stream.pool);
+        stream_end(&stream);
     }
     check_both("output", &output, 0);
     assert_memory_equal(d_wte[0], d_wte[1], sizeof d_wte[0]);
@@ -301,7 +420,7 @@ static void losses_are_exact_and_their_gradients_rounded_once(void **state) {
         Precision p = (Precision)precision;
         Stream stream = stream_in(p, 2);
         cross_entropy(&stream, both_reals(&logits, p), V, losses[p], targets, ROWS, V, 0.25f);
-        thread_pool_destroy(stream.pool);
+        stream_end(&stream);
     }
     check_sums("losses", losses[1], losses[0], ROWS, 1e-6);
     check_both("gradient", &logits, 1e-8);
@@ -338,7 +457,7 @@ static void check_attention(int B, int T, int C, int H, int KV, int window) {
         work.d_qkv = both_reals(&d_qkv, p);
         attention(&stream, &work);
         free(workspace);
-        thread_pool_destroy(stream.pool);
+        stream_end(&stream);
     }
     check_both("attention", &output, 1e-5);
     check_both("gradient of qkv", &d_qkv, 1e-4);
@@ -414,7 +533,7 @@ static void check_model(const ModelFamily *family) {
             expect_new_copies(&model, &stream, parameters, table.parameter_count, tokens, targets);
         }
         arena_release(&arena);
-        thread_pool_destroy(stream.pool);
+        stream_end(&stream);
     }
     assert_close((double)losses[1], (double)losses[0], 2e-3, "loss");
     assert_true(losses[1] == losses[2]);
@@ -465,6 +584,8 @@ int main(void) {
         cmocka_unit_test(products_are_rounded_once),
         cmocka_unit_test(the_plain_loops_are_those_of_the_library),
         cmocka_unit_test(a_described_product_is_that_of_the_plain_loops),
+        cmocka_unit_test(amx_computes_what_the_plain_loops_do),
+        cmocka_unit_test(amx_sums_have_one_order),
         cmocka_unit_test(layernorms_round_what_they_store),
         cmocka_unit_test(gelus_round_what_they_store),
         cmocka_unit_test(embeddings_are_rounded_once),

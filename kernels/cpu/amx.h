@@ -1,0 +1,307 @@
+// amx.h: products of bf16 matrices in the tile registers of recent Intel processors (AMX).
+//
+//   result[m][n] = scale sum over k of a_m[k] b_n[k]  [+ result]
+//
+// a_m is a line of the first operand, a row of the left matrix; b_n is one of the second, a
+// column of the right one. So an operand is a set of lines, and either its rows in memory are the
+// lines, or its columns are. Sums are fp32, over k in ascending order, in one chain: the bits of
+// an element do not depend on how a result is cut into tiles.
+//
+// Why not the library: oneDNN lays the right matrix out anew in every call, and a left one
+// that is transposed, too. In training at 125M that leaves 600 to 850 GFLOP/s of the 2,200 that a
+// core multiplies out of its first-level cache; this page reaches 850 to 1,100, whatever is
+// transposed (dev/results/amx-2026-11-28.md).
+//
+// An instruction multiplies 16 lines by 16 lines over a depth of 32: eight registers hold two
+// times two blocks of sums, and the four operands that they need. So lines go in panels of 32.
+// The right operand's panels are laid out in the workspace as the instruction wants them (pairs
+// of k side by side), and stay in the second-level cache while panels of the left one pass by.
+// A left operand whose rows are lines is read where it is. Depth is cut at AMX_DEPTH; sums wait
+// in the workspace meanwhile.
+//
+// The instructions take denormal numbers for zero.
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "runtime/numbers.h"
+#include "runtime/precision.h"
+
+typedef struct AmxOperand {
+    const uint16_t *data;     // bf16
+    int lines, depth, stride; // stride: elements from one row in memory to the next
+    bool rows_are_lines;      // in memory; else columns are
+} AmxOperand;
+
+typedef struct AmxResult {
+    Real *data; // (lines of a, lines of b)
+    int stride;
+    Precision precision;
+    bool accumulate; // += instead of =
+    float scale;
+} AmxResult;
+
+enum {
+    AMX_PANEL = 32,      // lines
+    AMX_UNIT = 32,       // of depth, in one instruction
+    AMX_DEPTH = 1536,    // of operands in the workspace, at most
+    AMX_ROWS = 1024,     // of a tile of the result, at most
+    AMX_COLUMNS = 512,   // the same
+    AMX_ALIGNMENT = 64,  // of the workspace, in bytes
+    AMX_TILES = 4,       // of a result, at least,
+    AMX_LEAST_ROWS = 256 // but they have so many rows
+};
+
+// What a thread needs while it multiplies.
+typedef struct AmxWorkspace {
+    uint16_t right[AMX_COLUMNS * AMX_DEPTH]; // panels of b, as amx_lay_out makes them
+    uint16_t left[AMX_PANEL * AMX_DEPTH];    // a panel of a
+    float sums[AMX_ROWS * AMX_COLUMNS / 2];  // ([panels of a,] panels of b, 2, 2, 16, 16)
+} AmxWorkspace;
+
+// Whether the depth is cut, so that the sums of a whole tile wait in the workspace.
+static inline bool amx_sums_wait(int depth) { return depth > AMX_DEPTH || depth % AMX_UNIT != 0; }
+
+// Sides of the tiles into which a result (M, N) of depth K is cut for threads. Nothing depends on
+// them but speed. A left operand that must be laid out, too, is laid out for each column of tiles.
+static inline void amx_choose_tile(int M, int N, int K, bool left_is_laid_out, int *tile_M, int *tile_N) {
+    bool narrow = amx_sums_wait(K) && !left_is_laid_out, low = amx_sums_wait(K) && left_is_laid_out;
+    int columns = narrow ? AMX_COLUMNS / 2 : AMX_COLUMNS, rows = low ? AMX_ROWS / 2 : AMX_ROWS,
+        across = (N + columns - 1) / columns, down = (M + rows - 1) / rows;
+    while (across * down < AMX_TILES && M / down >= 2 * AMX_LEAST_ROWS) { down *= 2; }
+    *tile_M = ((M + down - 1) / down + AMX_PANEL - 1) / AMX_PANEL * AMX_PANEL;
+    *tile_N = ((N + across - 1) / across + AMX_PANEL - 1) / AMX_PANEL * AMX_PANEL;
+}
+
+#if defined(__x86_64__) && defined(__linux__) && defined(__has_include)
+#if __has_include(<amxbf16intrin.h>) || __has_include(<amxintrin.h>)
+#define ACCO_HAVE_AMX
+#endif
+#endif
+
+#ifndef ACCO_HAVE_AMX
+
+static inline bool amx_is_there(void) { return false; }
+
+static inline void amx_multiply(const AmxOperand *a, const AmxOperand *b, const AmxResult *result,
+                                AmxWorkspace *workspace) {
+    (void)a, (void)b, (void)result, (void)workspace;
+}
+
+#else
+
+#include <cpuid.h>
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+// Compiled for these instructions whatever the rest of the program is compiled for.
+#define AMX_FUNCTION static inline __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512bf16")))
+
+// Whether this processor has the instructions, and the system lets this process use them.
+static inline bool amx_is_there(void) {
+    enum { ASK_FOR_STATE = 0x1023, TILE_DATA = 18 }; // of arch_prctl
+    const unsigned avx512 = 1u << 16 | 1u << 30, amx = 1u << 22 | 1u << 24, bf16 = 1u << 5;
+    unsigned a, b, c, d, more;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & avx512) == avx512 && (d & amx) == amx &&
+           __get_cpuid_count(7, 1, &more, &b, &c, &d) && (more & bf16) != 0 &&
+           syscall(SYS_arch_prctl, ASK_FOR_STATE, TILE_DATA) == 0;
+}
+
+// All eight registers: 16 rows of 64 bytes.
+AMX_FUNCTION void amx_configure(void) {
+    struct {
+        uint8_t palette, start_row, reserved[14];
+        uint16_t row_bytes[16];
+        uint8_t rows[16];
+    } registers = {.palette = 1};
+    for (int i = 0; i < 8; i++) { registers.row_bytes[i] = 64, registers.rows[i] = 16; }
+    _tile_loadconfig(&registers);
+}
+
+// ---- Layouts --------------------------------------------------------------------------
+
+// The first `count` of 32 numbers, and zeros behind them.
+AMX_FUNCTION __m512i amx_load(const uint16_t *from, int count) {
+    __mmask32 mask = count >= 32 ? 0xFFFFFFFFu : count <= 0 ? 0 : (1u << count) - 1;
+    return _mm512_maskz_loadu_epi16(mask, from);
+}
+
+// Turns a block of 16 rows of 16 pairs of numbers.
+AMX_FUNCTION void amx_turn(__m512i rows[16]) {
+    __m512i pairs[16];
+    for (int i = 0; i < 16; i += 2) {
+        pairs[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+        pairs[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        for (int j = 0; j < 2; j++) {
+            rows[i + 2 * j] = _mm512_unpacklo_epi64(pairs[i + j], pairs[i + j + 2]);
+            rows[i + 2 * j + 1] = _mm512_unpackhi_epi64(pairs[i + j], pairs[i + j + 2]);
+        }
+    }
+    for (int i = 0; i < 4; i++) {
+        for (int j = 0; j < 16; j += 8) {
+            pairs[i + j] = _mm512_shuffle_i32x4(rows[i + j], rows[i + j + 4], 0x88);
+            pairs[i + j + 4] = _mm512_shuffle_i32x4(rows[i + j], rows[i + j + 4], 0xDD);
+        }
+    }
+    for (int i = 0; i < 8; i++) {
+        rows[i] = _mm512_shuffle_i32x4(pairs[i], pairs[i + 8], 0x88);
+        rows[i + 8] = _mm512_shuffle_i32x4(pairs[i], pairs[i + 8], 0xDD);
+    }
+}
+
+// Rows k and k + 1 of 32 columns each, side by side in pairs: low, those of the first 16 columns.
+AMX_FUNCTION void amx_pair(__m512i row, __m512i next, __m512i *low, __m512i *high) {
+    const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11),
+                  second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+    __m512i even = _mm512_unpacklo_epi16(row, next), odd = _mm512_unpackhi_epi16(row, next);
+    *low = _mm512_permutex2var_epi64(even, first, odd);
+    *high = _mm512_permutex2var_epi64(even, second, odd);
+}
+
+// panel (depth / AMX_UNIT, 2, 16, 32) <- 32 lines of the operand from `line` on, over `depth` from
+// `begin` on, with zeros where it ends. Each block of 16 lines has a row for each line; paired: a
+// row for each pair of k, with the 16 lines' numbers side by side.
+AMX_FUNCTION void amx_lay_out(const AmxOperand *operand, int line, int begin, int depth, bool paired,
+                              uint16_t *panel) {
+    for (int k = begin; k < begin + depth; k += AMX_UNIT) {
+        __m512i blocks[2][16];
+        for (int i = 0; i < 16; i++) {
+            if (operand->rows_are_lines) {
+                for (int half = 0; half < 2; half++) {
+                    int row = line + 16 * half + i;
+                    const uint16_t *from = operand->data + (size_t)row * operand->stride + k;
+                    blocks[half][i] = amx_load(from, row < operand->lines ? operand->depth - k : 0);
+                }
+            } else {
+                const uint16_t *from = operand->data + (size_t)(k + 2 * i) * operand->stride + line;
+                int count = operand->lines - line, left = operand->depth - (k + 2 * i);
+                amx_pair(amx_load(from, left > 0 ? count : 0),
+                         amx_load(from + operand->stride, left > 1 ? count : 0), &blocks[0][i],
+                         &blocks[1][i]);
+            }
+        }
+        for (int half = 0; half < 2; half++) {
+            if (paired == operand->rows_are_lines) { amx_turn(blocks[half]); }
+            for (int i = 0; i < 16; i++) { _mm512_store_si512(panel + 32 * i, blocks[half][i]); }
+            panel += 16 * AMX_UNIT;
+        }
+    }
+}
+
+// ---- Products -------------------------------------------------------------------------
+
+// A panel of the left operand: blocks of 16 rows of 32 numbers.
+typedef struct AmxPanel {
+    const uint16_t *data;
+    size_t row, half, unit; // elements from one row, block of rows or AMX_UNIT to the next
+} AmxPanel;
+
+// sums (2, 2, 16, 16) = or += the products of 32 lines and 32 lines, `units` of AMX_UNIT deep.
+AMX_FUNCTION void amx_multiply_panels(const AmxPanel *left, const uint16_t *right, int units, bool adds,
+                                      float *sums) {
+    const uint16_t *a = left->data;
+    const size_t row_bytes = left->row * sizeof *a, half = left->half, unit = left->unit;
+    if (adds) {
+        _tile_loadd(0, sums, 64);
+        _tile_loadd(1, sums + 256, 64);
+        _tile_loadd(2, sums + 512, 64);
+        _tile_loadd(3, sums + 768, 64);
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    for (int i = 0; i < units; i++, a += unit, right += AMX_PANEL * AMX_UNIT) {
+        _tile_loadd(6, right, 64);
+        _tile_loadd(7, right + 512, 64);
+        _tile_loadd(4, a, row_bytes);
+        _tile_loadd(5, a + half, row_bytes);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, sums, 64);
+    _tile_stored(1, sums + 256, 64);
+    _tile_stored(2, sums + 512, 64);
+    _tile_stored(3, sums + 768, 64);
+}
+
+// `columns` <= 32 of a row of the result at `place`, from sums of them in two halves.
+AMX_FUNCTION void amx_write(const AmxResult *result, size_t place, int columns, const float *low,
+                            const float *high) {
+    __mmask32 mask = columns >= 32 ? 0xFFFFFFFFu : (1u << columns) - 1;
+    __mmask16 first = (__mmask16)mask, second = (__mmask16)(mask >> 16);
+    const __m512 scale = _mm512_set1_ps(result->scale);
+    __m512 one = _mm512_mul_ps(_mm512_load_ps(low), scale), two = _mm512_mul_ps(_mm512_load_ps(high), scale);
+    if (result->precision == PRECISION_FP32) {
+        float *out = (float *)result->data + place;
+        if (result->accumulate) {
+            one = _mm512_add_ps(one, _mm512_maskz_loadu_ps(first, out));
+            two = _mm512_add_ps(two, _mm512_maskz_loadu_ps(second, out + 16));
+        }
+        _mm512_mask_storeu_ps(out, first, one);
+        _mm512_mask_storeu_ps(out + 16, second, two);
+        return;
+    }
+    uint16_t *out = (uint16_t *)result->data + place;
+    if (result->accumulate) {
+        __m512i old = _mm512_maskz_loadu_epi16(mask, out),
+                early = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(old)),
+                late = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(old, 1));
+        one = _mm512_add_ps(one, _mm512_castsi512_ps(_mm512_slli_epi32(early, 16)));
+        two = _mm512_add_ps(two, _mm512_castsi512_ps(_mm512_slli_epi32(late, 16)));
+    }
+    _mm512_mask_storeu_epi16(out, mask, (__m512i)_mm512_cvtne2ps_pbh(two, one));
+}
+
+// The rows of the result that panel `m` of the left operand gives.
+AMX_FUNCTION void amx_write_panel(const AmxResult *result, int m, int rows, int columns, const float *sums) {
+    for (int row = 0; row < int_min(rows - m, AMX_PANEL); row++) {
+        const float *of_row = sums + row / 16 * 512 + row % 16 * 16;
+        for (int n = 0; n < columns; n += AMX_PANEL, of_row += AMX_PANEL * AMX_PANEL) {
+            amx_write(result, (size_t)(m + row) * (size_t)result->stride + (size_t)n, columns - n, of_row,
+                      of_row + 256);
+        }
+    }
+}
+
+// The result (lines of a, lines of b) on the calling thread, of a size that amx_choose_tile gives.
+AMX_FUNCTION void amx_multiply(const AmxOperand *a, const AmxOperand *b, const AmxResult *result,
+                               AmxWorkspace *workspace) {
+    int rows = a->lines, columns = b->lines, depth, last = (a->depth + AMX_UNIT - 1) / AMX_UNIT * AMX_UNIT;
+    size_t panels = (size_t)(columns + AMX_PANEL - 1) / AMX_PANEL;
+    amx_configure();
+    for (int begin = 0; begin < last; begin += depth) {
+        // What is left of the last AMX_UNIT is a step of its own, laid out with zeros behind it.
+        int whole = (a->depth - begin) / AMX_UNIT * AMX_UNIT;
+        depth = whole == 0 ? AMX_UNIT : int_min(whole, AMX_DEPTH);
+        for (size_t n = 0; n < panels; n++) {
+            amx_lay_out(b, (int)n * AMX_PANEL, begin, depth, true,
+                        workspace->right + n * AMX_PANEL * (size_t)depth);
+        }
+        for (int m = 0; m < rows; m += AMX_PANEL) {
+            size_t stride = (size_t)a->stride;
+            AmxPanel left = {a->data + (size_t)m * stride + begin, stride, 16 * stride, AMX_UNIT};
+            if (!a->rows_are_lines || whole == 0 || rows - m < AMX_PANEL) {
+                AmxPanel laid_out = {workspace->left, AMX_UNIT, 16 * AMX_UNIT, AMX_PANEL * AMX_UNIT};
+                amx_lay_out(a, m, begin, depth, false, workspace->left);
+                left = laid_out;
+            }
+            float *sums = workspace->sums + (amx_sums_wait(a->depth) ? (size_t)m * panels * AMX_PANEL : 0);
+            for (size_t n = 0; n < panels; n++) {
+                amx_multiply_panels(&left, workspace->right + n * AMX_PANEL * (size_t)depth, depth / AMX_UNIT,
+                                    begin > 0, sums + n * AMX_PANEL * AMX_PANEL);
+            }
+            if (begin + depth >= last) { amx_write_panel(result, m, rows, columns, sums); }
+        }
+    }
+    _tile_release();
+}
+
+#endif

@@ -448,8 +448,10 @@ static inline void host_exchange(Transport *transport, const Collective *collect
         host_for_chunks(&exchange, stages[kind]);
         return;
     }
+    bool rounds = collective->wire != WIRE_FP32 || collective->source != NULL || collective->base != NULL;
+    if (kind != ALL_GATHER || !rounds) { return; }
     uint32_t message[HOST_BLOCK]; // the widest format is fp32
-    for (Chunk part = {0}; kind == ALL_GATHER && part.begin < exchange.length; part.begin = part.end) {
+    for (Chunk part = {0}; part.begin < exchange.length; part.begin = part.end) {
         part.end = part.begin + size_min(layout->piece - part.begin % layout->piece, HOST_BLOCK);
         host_round_chunk(&exchange, part, (char *)message);
     }

@@ -45,7 +45,7 @@ typedef struct AmxResult {
 enum {
     AMX_PANEL = 32,      // lines
     AMX_UNIT = 32,       // of depth, in one instruction
-    AMX_DEPTH = 1536,    // of operands in the workspace, at most
+    AMX_DEPTH = 1024,    // of operands in the workspace, at most
     AMX_ROWS = 1024,     // of a tile of the result, at most
     AMX_COLUMNS = 512,   // the same
     AMX_ALIGNMENT = 64,  // of the workspace, in bytes
@@ -57,7 +57,7 @@ enum {
 typedef struct AmxWorkspace {
     uint16_t right[AMX_COLUMNS * AMX_DEPTH]; // panels of b, as amx_lay_out makes them
     uint16_t left[AMX_PANEL * AMX_DEPTH];    // a panel of a
-    float sums[AMX_ROWS * AMX_COLUMNS / 2];  // ([panels of a,] panels of b, 2, 2, 16, 16)
+    float sums[AMX_ROWS * AMX_COLUMNS / 2];  // ([panels of a,] panels of b, 32, 32)
 } AmxWorkspace;
 
 // Whether the depth is cut, so that the sums of a whole tile wait in the workspace.
@@ -200,16 +200,19 @@ typedef struct AmxPanel {
     size_t row, half, unit; // elements from one row, block of rows or AMX_UNIT to the next
 } AmxPanel;
 
-// sums (2, 2, 16, 16) = or += the products of 32 lines and 32 lines, `units` of AMX_UNIT deep.
+// sums (32, 32), rows `stride` apart, = or += the products of 32 lines and 32 lines, `units` of
+// AMX_UNIT deep.
 AMX_FUNCTION void amx_multiply_panels(const AmxPanel *left, const uint16_t *right, int units, bool adds,
-                                      float *sums) {
+                                      float *sums, int stride) {
     const uint16_t *a = left->data;
-    const size_t row_bytes = left->row * sizeof *a, half = left->half, unit = left->unit;
+    const size_t row_bytes = left->row * sizeof *a, half = left->half, unit = left->unit,
+                 sum_bytes = (size_t)stride * sizeof *sums;
+    float *below = sums + 16 * (size_t)stride;
     if (adds) {
-        _tile_loadd(0, sums, 64);
-        _tile_loadd(1, sums + 256, 64);
-        _tile_loadd(2, sums + 512, 64);
-        _tile_loadd(3, sums + 768, 64);
+        _tile_loadd(0, sums, sum_bytes);
+        _tile_loadd(1, sums + 16, sum_bytes);
+        _tile_loadd(2, below, sum_bytes);
+        _tile_loadd(3, below + 16, sum_bytes);
     } else {
         _tile_zero(0);
         _tile_zero(1);
@@ -226,19 +229,19 @@ AMX_FUNCTION void amx_multiply_panels(const AmxPanel *left, const uint16_t *righ
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
     }
-    _tile_stored(0, sums, 64);
-    _tile_stored(1, sums + 256, 64);
-    _tile_stored(2, sums + 512, 64);
-    _tile_stored(3, sums + 768, 64);
+    _tile_stored(0, sums, sum_bytes);
+    _tile_stored(1, sums + 16, sum_bytes);
+    _tile_stored(2, below, sum_bytes);
+    _tile_stored(3, below + 16, sum_bytes);
 }
 
-// `columns` <= 32 of a row of the result at `place`, from sums of them in two halves.
-AMX_FUNCTION void amx_write(const AmxResult *result, size_t place, int columns, const float *low,
-                            const float *high) {
+// Up to 32 `columns` of a row of the result at `place`, from sums (32).
+AMX_FUNCTION void amx_write(const AmxResult *result, size_t place, int columns, const float *sums) {
     __mmask32 mask = columns >= 32 ? 0xFFFFFFFFu : (1u << columns) - 1;
     __mmask16 first = (__mmask16)mask, second = (__mmask16)(mask >> 16);
     const __m512 scale = _mm512_set1_ps(result->scale);
-    __m512 one = _mm512_mul_ps(_mm512_load_ps(low), scale), two = _mm512_mul_ps(_mm512_load_ps(high), scale);
+    __m512 one = _mm512_mul_ps(_mm512_load_ps(sums), scale),
+           two = _mm512_mul_ps(_mm512_load_ps(sums + 16), scale);
     if (result->precision == PRECISION_FP32) {
         float *out = (float *)result->data + place;
         if (result->accumulate) {
@@ -260,13 +263,13 @@ AMX_FUNCTION void amx_write(const AmxResult *result, size_t place, int columns, 
     _mm512_mask_storeu_epi16(out, mask, (__m512i)_mm512_cvtne2ps_pbh(two, one));
 }
 
-// The rows of the result that panel `m` of the left operand gives.
-AMX_FUNCTION void amx_write_panel(const AmxResult *result, int m, int rows, int columns, const float *sums) {
+// The rows of the result that panel `m` of the left operand gives, from column `first` on.
+AMX_FUNCTION void amx_write_panel(const AmxResult *result, int m, int rows, int first, int columns,
+                                  const float *sums) {
     for (int row = 0; row < int_min(rows - m, AMX_PANEL); row++) {
-        const float *of_row = sums + row / 16 * 512 + row % 16 * 16;
-        for (int n = 0; n < columns; n += AMX_PANEL, of_row += AMX_PANEL * AMX_PANEL) {
-            amx_write(result, (size_t)(m + row) * (size_t)result->stride + (size_t)n, columns - n, of_row,
-                      of_row + 256);
+        size_t place = (size_t)(m + row) * (size_t)result->stride;
+        for (int n = first; n < columns; n += AMX_PANEL) {
+            amx_write(result, place + (size_t)n, columns - n, sums + (n + row) * AMX_PANEL);
         }
     }
 }
@@ -275,15 +278,15 @@ AMX_FUNCTION void amx_write_panel(const AmxResult *result, int m, int rows, int 
 AMX_FUNCTION void amx_multiply(const AmxOperand *a, const AmxOperand *b, const AmxResult *result,
                                AmxWorkspace *workspace) {
     int rows = a->lines, columns = b->lines, depth, last = (a->depth + AMX_UNIT - 1) / AMX_UNIT * AMX_UNIT;
-    size_t panels = (size_t)(columns + AMX_PANEL - 1) / AMX_PANEL;
+    int panels = (columns + AMX_PANEL - 1) / AMX_PANEL;
+    bool is_sum = result->precision == PRECISION_FP32 && !result->accumulate && result->scale == 1.0f;
     amx_configure();
     for (int begin = 0; begin < last; begin += depth) {
         // What is left of the last AMX_UNIT is a step of its own, laid out with zeros behind it.
         int whole = (a->depth - begin) / AMX_UNIT * AMX_UNIT;
         depth = whole == 0 ? AMX_UNIT : int_min(whole, AMX_DEPTH);
-        for (size_t n = 0; n < panels; n++) {
-            amx_lay_out(b, (int)n * AMX_PANEL, begin, depth, true,
-                        workspace->right + n * AMX_PANEL * (size_t)depth);
+        for (int n = 0; n < panels; n++) {
+            amx_lay_out(b, n * AMX_PANEL, begin, depth, true, workspace->right + n * AMX_PANEL * depth);
         }
         for (int m = 0; m < rows; m += AMX_PANEL) {
             size_t stride = (size_t)a->stride;
@@ -293,12 +296,19 @@ AMX_FUNCTION void amx_multiply(const AmxOperand *a, const AmxOperand *b, const A
                 amx_lay_out(a, m, begin, depth, false, workspace->left);
                 left = laid_out;
             }
-            float *sums = workspace->sums + (amx_sums_wait(a->depth) ? (size_t)m * panels * AMX_PANEL : 0);
-            for (size_t n = 0; n < panels; n++) {
-                amx_multiply_panels(&left, workspace->right + n * AMX_PANEL * (size_t)depth, depth / AMX_UNIT,
-                                    begin > 0, sums + n * AMX_PANEL * AMX_PANEL);
+            // Whole blocks of a result that is nothing but the sums are computed where it is.
+            int direct = is_sum && rows - m >= AMX_PANEL ? columns / AMX_PANEL : 0;
+            float *sums = workspace->sums + (amx_sums_wait(a->depth) ? m * panels * AMX_PANEL : 0),
+                  *out = (float *)result->data + (size_t)m * (size_t)result->stride;
+            for (int n = 0; n < panels; n++) {
+                bool waits = n >= direct;
+                amx_multiply_panels(&left, workspace->right + n * AMX_PANEL * depth, depth / AMX_UNIT,
+                                    begin > 0, waits ? sums + n * AMX_PANEL * AMX_PANEL : out + n * AMX_PANEL,
+                                    waits ? AMX_PANEL : result->stride);
             }
-            if (begin + depth >= last) { amx_write_panel(result, m, rows, columns, sums); }
+            if (begin + depth >= last) {
+                amx_write_panel(result, m, rows, direct * AMX_PANEL, columns, sums);
+            }
         }
     }
     _tile_release();

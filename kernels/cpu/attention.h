@@ -29,7 +29,8 @@
 //
 // In bf16 a task copies its head to floats, computes with them, and rounds its results
 // once. So scores and probabilities are fp32, and the gradients of keys and values are summed
-// in fp32 over all blocks of queries.
+// in fp32 over all blocks of queries. With AMX products read bf16: the head where it is, and the
+// probabilities and the gradients of scores, which are rounded for them, as on a GPU.
 #pragma once
 
 #include "kernels/cpu/matmul.h"
@@ -48,6 +49,7 @@ typedef struct Attention {
     int d_qkv_stride;
     int window; // keys that a query sees, its own included; 0: all up to its own
     Precision precision;
+    AmxWorkspace *amx; // on a CPU, of each thread: bf16 is multiplied by AMX; NULL: it is not
     // (B, T): the first key that each query may see, never falling within a sample; NULL: key 0
     const int32_t *starts;
 } Attention;
@@ -56,10 +58,10 @@ WIRE_FUNCTION int attention_oldest_key(int query, int window) {
     return window > 0 && query - window + 1 > 0 ? query - window + 1 : 0;
 }
 
-// Each thread of a pool has two blocks of scores and, in bf16, a head as floats: qkv, d_qkv
-// (T, 3D), and output or d_output (T, D).
+// Each thread of a pool has two blocks of scores and, in bf16, the same rounded, and a head as
+// floats: qkv, d_qkv (T, 3D), and output or d_output (T, D).
 static inline size_t attention_workspace_floats(int T, int D, int threads, Precision precision) {
-    size_t head = precision == PRECISION_FP32 ? 0 : 7 * (size_t)D;
+    size_t head = precision == PRECISION_FP32 ? 0 : ATTENTION_ROWS + 7 * (size_t)D;
     return (size_t)threads * T * (2 * ATTENTION_ROWS + head);
 }
 
@@ -73,15 +75,24 @@ WIRE_FUNCTION int attention_stride(const Attention *work) {
     return work->channels + 2 * (work->channels / attention_group(work));
 }
 
-// A head of a sample in floats, in the arrays themselves or in the workspace, with positions
-// `..._stride` floats apart.
+// Rows of an operand of a product.
+typedef struct AttentionRows {
+    const Real *data;
+    int stride; // elements
+} AttentionRows;
+
+// A head of a sample, in the arrays themselves or in the workspace. What is computed is floats,
+// with positions `..._stride` apart.
 typedef struct AttentionHead {
     int T, D, window;
-    int qkv_stride, d_qkv_stride, output_stride;
-    const float *q, *k, *v;
+    int d_qkv_stride, output_stride;
+    Precision operands;     // of products: fp32 or, with AMX, bf16
+    AmxWorkspace *amx;      // NULL: there is none
+    AttentionRows q, k, v;  // (T, D)
+    AttentionRows d_output; // backward (T, D)
+    Real *rounded[2];       // with AMX, (ATTENTION_ROWS, T): the scores in bf16
     float *d_q, *d_k, *d_v;
     float *output;         // forward
-    const float *d_output; // backward, rows output_stride apart
     const int32_t *starts; // (T), or NULL
     float *logsumexp;      // (T)
     float *scores;         // (2, ATTENTION_ROWS, T)
@@ -107,8 +118,46 @@ REAL_LOOP void attention_copy(Real *out, int out_stride, Precision out_precision
     }
 }
 
-// Head `index` of B * H. In bf16 qkv and d_output are copied, and the caller must copy back what it
-// computes.
+static inline AttentionRows attention_rows(const Real *data, size_t place, int stride, Precision precision) {
+    AttentionRows rows = {real_at_const(data, place, precision), stride};
+    return rows;
+}
+
+// `rows` on from row `row`, column `column`.
+static inline AttentionRows attention_from(const AttentionHead *head, AttentionRows rows, int row) {
+    return attention_rows(rows.data, (size_t)row * (size_t)rows.stride, rows.stride, head->operands);
+}
+
+// Gives a head in bf16 its place in the workspace `room`, behind the scores. Without AMX qkv and
+// d_output are copied; the caller must copy back what it computes.
+static inline void attention_place_head(const Attention *work, float *room, AttentionHead *head) {
+    int T = head->T, D = head->D, C = work->channels, stride = attention_stride(work);
+    size_t scores = ATTENTION_ROWS * (size_t)T, part = (size_t)T * D;
+    float *rounded = room, *qkv = rounded + scores, *d_qkv = qkv + 3 * part;
+    head->d_qkv_stride = 3 * D;
+    head->output_stride = D;
+    head->d_q = d_qkv, head->d_k = d_qkv + D, head->d_v = d_qkv + 2 * D;
+    head->output = d_qkv + 3 * part;
+    if (head->amx != NULL) {
+        for (size_t i = 0; i < 2; i++) {
+            head->rounded[i] = real_at(as_reals(rounded), i * scores, PRECISION_BF16);
+        }
+        return;
+    }
+    AttentionRows *copies[3] = {&head->q, &head->k, &head->v};
+    for (int i = 0; i < 3; i++) {
+        attention_copy(as_reals(qkv + i * D), 3 * D, PRECISION_FP32, copies[i]->data, stride, PRECISION_BF16,
+                       T, D);
+        *copies[i] = attention_rows(as_reals_const(qkv), (size_t)(i * D), 3 * D, PRECISION_FP32);
+    }
+    if (work->d_qkv != NULL) {
+        attention_copy(as_reals(head->output), D, PRECISION_FP32, head->d_output.data, C, PRECISION_BF16, T,
+                       D);
+        head->d_output = attention_rows(as_reals_const(head->output), 0, D, PRECISION_FP32);
+    }
+}
+
+// Head `index` of B * H.
 static inline AttentionHead attention_head(const Attention *work, int index, int thread) {
     int T = work->T, C = work->channels, D = C / work->heads, stride = attention_stride(work);
     size_t out = attention_place(work, index, 0, C), in[3], d_in[3];
@@ -116,50 +165,41 @@ static inline AttentionHead attention_head(const Attention *work, int index, int
         in[part] = attention_place(work, index, part, stride);
         d_in[part] = attention_place(work, index, part, work->d_qkv_stride);
     }
-    size_t floats_of_thread = attention_workspace_floats(T, D, 1, work->precision);
+    Precision precision = work->precision;
+    bool backward = work->d_qkv != NULL;
+    size_t floats_of_thread = attention_workspace_floats(T, D, 1, precision);
+    float *scores = work->scratch + (size_t)thread * floats_of_thread;
     AttentionHead head = {.T = T,
                           .D = D,
                           .window = work->window,
-                          .qkv_stride = stride,
                           .d_qkv_stride = work->d_qkv_stride,
                           .output_stride = C,
+                          .operands = work->amx != NULL ? precision : PRECISION_FP32,
+                          .amx = work->amx != NULL ? &work->amx[thread] : NULL,
+                          .q = attention_rows(work->qkv, in[0], stride, precision),
+                          .k = attention_rows(work->qkv, in[1], stride, precision),
+                          .v = attention_rows(work->qkv, in[2], stride, precision),
+                          .d_output = attention_rows(work->d_output, backward ? out : 0, C, precision),
                           .starts = work->starts != NULL ? work->starts + index / work->heads * T : NULL,
                           .logsumexp = work->logsumexp + (size_t)index * T,
-                          .scores = work->scratch + (size_t)thread * floats_of_thread};
-    float *qkv = head.scores + 2 * ATTENTION_ROWS * (size_t)T, *d_qkv = qkv + 3 * (size_t)T * D;
-    if (work->precision == PRECISION_FP32) {
-        const float *from = real_floats_const(work->qkv);
-        head.q = from + in[0], head.k = from + in[1], head.v = from + in[2];
-        head.output = real_floats(work->output) + out;
-        if (work->d_qkv != NULL) {
-            d_qkv = real_floats(work->d_qkv);
-            head.d_q = d_qkv + d_in[0], head.d_k = d_qkv + d_in[1], head.d_v = d_qkv + d_in[2];
-            head.d_output = real_floats_const(work->d_output) + out;
-        }
+                          .scores = scores};
+    if (precision == PRECISION_BF16) {
+        attention_place_head(work, scores + 2 * ATTENTION_ROWS * (size_t)T, &head);
         return head;
     }
-    head.qkv_stride = head.d_qkv_stride = 3 * D;
-    head.output_stride = D;
-    head.q = qkv, head.k = qkv + D, head.v = qkv + 2 * D;
-    head.d_q = d_qkv, head.d_k = d_qkv + D, head.d_v = d_qkv + 2 * D;
-    head.output = d_qkv + 3 * (size_t)T * D;
-    head.d_output = head.output;
-    for (int part = 0; part < 3; part++) {
-        attention_copy(as_reals(qkv + part * D), 3 * D, PRECISION_FP32,
-                       real_at_const(work->qkv, in[part], PRECISION_BF16), stride, PRECISION_BF16, T, D);
-    }
-    if (work->d_qkv != NULL) {
-        attention_copy(as_reals(head.output), D, PRECISION_FP32,
-                       real_at_const(work->d_output, out, PRECISION_BF16), C, PRECISION_BF16, T, D);
+    head.output = real_floats(work->output) + out;
+    if (backward) {
+        float *d_qkv = real_floats(work->d_qkv);
+        head.d_q = d_qkv + d_in[0], head.d_k = d_qkv + d_in[1], head.d_v = d_qkv + d_in[2];
     }
     return head;
 }
 
 // A block of queries, and the keys that some of them see.
 typedef struct AttentionBlock {
-    int first, rows;        // queries [first, first + rows)
-    int keys, key_count;    // keys [keys, keys + key_count)
-    const float *q, *k, *v; // the block's first query, key and value; rows are qkv_stride apart
+    int first, rows;       // queries [first, first + rows)
+    int keys, key_count;   // keys [keys, keys + key_count)
+    AttentionRows q, k, v; // from the block's first query, key and value on
 } AttentionBlock;
 
 // The first key that a query of the head sees.
@@ -168,26 +208,41 @@ static inline int attention_first_key(const AttentionHead *head, int query) {
     return head->starts != NULL && head->starts[query] > oldest ? head->starts[query] : oldest;
 }
 
+// With AMX whole units of keys, which it multiplies without a remainder.
 static inline AttentionBlock attention_block(const AttentionHead *head, int first) {
-    AttentionBlock block;
-    block.first = first;
-    block.rows = int_min(head->T - first, ATTENTION_ROWS);
-    block.keys = attention_first_key(head, first);
-    block.key_count = first + block.rows - block.keys;
-    block.q = head->q + (size_t)first * head->qkv_stride;
-    block.k = head->k + (size_t)block.keys * head->qkv_stride;
-    block.v = head->v + (size_t)block.keys * head->qkv_stride;
+    int oldest = attention_first_key(head, first), keys = head->amx != NULL ? oldest & -AMX_UNIT : oldest;
+    AttentionBlock block = {.first = first,
+                            .rows = int_min(head->T - first, ATTENTION_ROWS),
+                            .keys = keys,
+                            .q = attention_from(head, head->q, first),
+                            .k = attention_from(head, head->k, keys),
+                            .v = attention_from(head, head->v, keys)};
+    block.key_count = first + block.rows - keys;
     return block;
 }
 
 // result (M, N) = or += a (M, K) b (K, N), on the calling thread.
-static inline void attention_matmul(float *result, int result_stride, const float *a, int a_stride,
-                                    bool a_transposed, const float *b, int b_stride, bool b_transposed, int M,
-                                    int N, int K, bool accumulate) {
-    Matmul work =
-        matmul_describe(PRECISION_FP32, as_reals(result), result_stride, as_reals_const(a), a_stride,
-                        a_transposed, as_reals_const(b), b_stride, b_transposed, M, N, K, accumulate);
-    matmul_block(&work);
+static inline void attention_matmul(const AttentionHead *head, float *result, int result_stride,
+                                    AttentionRows a, bool a_transposed, AttentionRows b, bool b_transposed,
+                                    int M, int N, int K, bool accumulate) {
+    Matmul work = matmul_describe(head->operands, as_reals(result), result_stride, a.data, a.stride,
+                                  a_transposed, b.data, b.stride, b_transposed, M, N, K, accumulate);
+    work.result_precision = PRECISION_FP32;
+    if (head->amx != NULL) {
+        matmul_block_amx(&work, head->amx);
+    } else {
+        matmul_block(&work);
+    }
+}
+
+// scores (rows, keys), or the gradients of scores behind them (which = 1), as a factor of products.
+static inline AttentionRows attention_factor(const AttentionHead *head, const float *scores, int which,
+                                             const AttentionBlock *block) {
+    int keys = block->key_count;
+    if (head->amx == NULL) { return attention_rows(as_reals_const(scores), 0, keys, PRECISION_FP32); }
+    attention_copy(head->rounded[which], keys, PRECISION_BF16, as_reals_const(scores), keys, PRECISION_FP32,
+                   block->rows, keys);
+    return attention_rows(head->rounded[which], 0, keys, PRECISION_BF16);
 }
 
 // Turns a row of scores into probabilities in place, 0 outside [begin, end). Returns its logsumexp.
@@ -209,20 +264,20 @@ static inline float attention_softmax(float *scores, int begin, int end, int col
 static inline void attention_forward_task(void *context, int task, int thread) {
     const Attention *work = (const Attention *)context;
     AttentionHead head = attention_head(work, task, thread);
-    int T = head.T, D = head.D, stride = head.qkv_stride;
+    int T = head.T, D = head.D;
     for (int first = 0; first < T; first += ATTENTION_ROWS) {
         AttentionBlock block = attention_block(&head, first);
-        int keys = block.key_count;
-        attention_matmul(head.scores, keys, block.q, stride, false, block.k, stride, true, block.rows, keys,
-                         D, false);
-        for (int row = 0; row < block.rows; row++) {
+        int keys = block.key_count, rows = block.rows;
+        attention_matmul(&head, head.scores, keys, block.q, false, block.k, true, rows, keys, D, false);
+        for (int row = 0; row < rows; row++) {
             int begin = attention_first_key(&head, first + row) - block.keys,
                 end = first + row + 1 - block.keys;
             head.logsumexp[first + row] =
                 attention_softmax(head.scores + (size_t)row * keys, begin, end, keys);
         }
-        attention_matmul(head.output + (size_t)first * head.output_stride, head.output_stride, head.scores,
-                         keys, false, block.v, stride, false, block.rows, D, keys, false);
+        AttentionRows p = attention_factor(&head, head.scores, 0, &block);
+        attention_matmul(&head, head.output + (size_t)first * head.output_stride, head.output_stride, p,
+                         false, block.v, false, rows, D, keys, false);
     }
     if (work->precision == PRECISION_BF16) {
         int C = work->channels;
@@ -249,17 +304,15 @@ static inline void attention_softmax_backward(float *__restrict__ scores, float 
 
 // One head of queries: d_q, and its part of d_k and d_v.
 static inline void attention_backward_head(const AttentionHead *head) {
-    int T = head->T, D = head->D, stride = head->qkv_stride, d_stride = head->d_qkv_stride,
-        o_stride = head->output_stride;
+    int T = head->T, D = head->D, stride = head->d_qkv_stride;
     float *scores = head->scores, *d_scores = scores + ATTENTION_ROWS * (size_t)T;
     for (int first = 0; first < T; first += ATTENTION_ROWS) {
         AttentionBlock block = attention_block(head, first);
         int keys = block.key_count, rows = block.rows;
-        size_t key = (size_t)block.keys * d_stride;
-        const float *d_output = head->d_output + (size_t)first * o_stride;
-        attention_matmul(scores, keys, block.q, stride, false, block.k, stride, true, rows, keys, D, false);
-        attention_matmul(d_scores, keys, d_output, o_stride, false, block.v, stride, true, rows, keys, D,
-                         false);
+        size_t key = (size_t)block.keys * stride;
+        AttentionRows d_output = attention_from(head, head->d_output, first);
+        attention_matmul(head, scores, keys, block.q, false, block.k, true, rows, keys, D, false);
+        attention_matmul(head, d_scores, keys, d_output, false, block.v, true, rows, keys, D, false);
         for (int row = 0; row < rows; row++) {
             int begin = attention_first_key(head, first + row) - block.keys,
                 end = first + row + 1 - block.keys;
@@ -267,12 +320,12 @@ static inline void attention_backward_head(const AttentionHead *head) {
             attention_softmax_backward(scores + offset, d_scores + offset, head->logsumexp[first + row],
                                        begin, end, keys);
         }
-        attention_matmul(head->d_v + key, d_stride, scores, keys, true, d_output, o_stride, false, keys, D,
-                         rows, true);
-        attention_matmul(head->d_q + (size_t)first * d_stride, d_stride, d_scores, keys, false, block.k,
-                         stride, false, rows, D, keys, false);
-        attention_matmul(head->d_k + key, d_stride, d_scores, keys, true, block.q, stride, false, keys, D,
-                         rows, true);
+        AttentionRows p = attention_factor(head, scores, 0, &block),
+                      ds = attention_factor(head, d_scores, 1, &block);
+        attention_matmul(head, head->d_v + key, stride, p, true, d_output, false, keys, D, rows, true);
+        attention_matmul(head, head->d_q + (size_t)first * stride, stride, ds, false, block.k, false, rows, D,
+                         keys, false);
+        attention_matmul(head, head->d_k + key, stride, ds, true, block.q, false, keys, D, rows, true);
     }
 }
 
@@ -297,9 +350,11 @@ static inline void attention_backward_task(void *context, int task, int thread) 
 }
 
 static inline void cpu_attention(Stream *stream, const Attention *work) {
+    Attention here = *work;
     bool backward = work->d_qkv != NULL;
+    here.amx = work->precision == PRECISION_BF16 ? (AmxWorkspace *)stream->gemm : NULL;
     thread_pool_run(stream->pool, work->B * work->heads / (backward ? attention_group(work) : 1),
-                    backward ? attention_backward_task : attention_forward_task, (void *)work);
+                    backward ? attention_backward_task : attention_forward_task, &here);
 }
 
 // ---- Decoding -------------------------------------------------------------------------

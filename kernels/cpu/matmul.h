@@ -128,8 +128,8 @@ static inline void matmul_block(const Matmul *work) {
     if (!matmul_block_library(work)) { matmul_block_plain(work); }
 }
 
-// One product of bf16 by AMX, on the calling thread.
-static inline void matmul_block_amx(const Matmul *work, AmxWorkspace *workspace) {
+// A tile of amx_choose_tile of a product of bf16 by AMX, on the calling thread.
+static inline void matmul_tile_amx(const Matmul *work, AmxWorkspace *workspace) {
     AmxOperand a = {(const uint16_t *)work->a, work->M, work->K, work->a_stride, !work->a_transposed},
                b = {(const uint16_t *)work->b, work->N, work->K, work->b_stride, work->b_transposed};
     AmxResult result = {work->result, work->result_stride, work->result_precision, work->accumulate,
@@ -174,26 +174,39 @@ static inline void matmul_tile_task(void *context, int task, int thread) {
         real_at_const(tile.b, tile.b_transposed ? (size_t)n0 * tile.b_stride : (size_t)n0, tile.precision);
     tile.result = real_at(tile.result, (size_t)m0 * tile.result_stride + n0, tile.result_precision);
     if (tiles->amx != NULL) {
-        matmul_block_amx(&tile, &tiles->amx[thread]);
+        matmul_tile_amx(&tile, &tiles->amx[thread]);
     } else {
         matmul_block(&tile);
     }
 }
 
-// One product on the stream's pool, one tile per task.
-static inline void cpu_matmul(Stream *stream, const Matmul *work) {
-    assert(work->count == 1);
-    MatmulTiles tiles;
-    tiles.whole = work;
-    tiles.amx = work->precision == PRECISION_BF16 ? (AmxWorkspace *)stream->gemm : NULL;
-    if (tiles.amx != NULL) {
+static inline MatmulTiles matmul_cut(const Matmul *work, AmxWorkspace *amx) {
+    MatmulTiles tiles = {.whole = work, .amx = amx};
+    if (amx != NULL) {
         amx_choose_tile(work->M, work->N, work->K, work->a_transposed, &tiles.tile_M, &tiles.tile_N);
     } else {
         matmul_choose_tile(work->M, work->N, &tiles.tile_M, &tiles.tile_N);
     }
     tiles.tiles_N = (work->N + tiles.tile_N - 1) / tiles.tile_N;
-    thread_pool_run(stream->pool, (work->M + tiles.tile_M - 1) / tiles.tile_M * tiles.tiles_N,
-                    matmul_tile_task, &tiles);
+    return tiles;
+}
+
+static inline int matmul_tile_count(const MatmulTiles *tiles) {
+    return (tiles->whole->M + tiles->tile_M - 1) / tiles->tile_M * tiles->tiles_N;
+}
+
+// One product on the stream's pool, one tile per task.
+static inline void cpu_matmul(Stream *stream, const Matmul *work) {
+    assert(work->count == 1);
+    AmxWorkspace *amx = work->precision == PRECISION_BF16 ? (AmxWorkspace *)stream->gemm : NULL;
+    MatmulTiles tiles = matmul_cut(work, amx);
+    thread_pool_run(stream->pool, matmul_tile_count(&tiles), matmul_tile_task, &tiles);
+}
+
+// One product of bf16 by AMX, on the calling thread.
+static inline void matmul_block_amx(const Matmul *work, AmxWorkspace *workspace) {
+    MatmulTiles tiles = matmul_cut(work, workspace);
+    for (int i = 0; i < matmul_tile_count(&tiles); i++) { matmul_tile_task(&tiles, i, 0); }
 }
 
 // A product whose operands have one format, and so has the result unless it accumulates: then

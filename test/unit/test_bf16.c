@@ -231,7 +231,7 @@ static void amx_computes_what_the_plain_loops_do(void **state) {
     (void)state;
     if (!amx_is_there()) { leave_out("AMX"); }
     const int shapes[][3] = {{1, 1, 1},     {5, 7, 3},      {32, 32, 32},  {33, 31, 33},    {16, 48, 64},
-                             {64, 40, 160}, {70, 530, 100}, {31, 9, 1536}, {40, 600, 1537}, {530, 33, 1600},
+                             {64, 40, 160}, {70, 530, 100}, {31, 9, 1056}, {40, 600, 1537}, {530, 33, 1600},
                              {67, 300, 97}, {1, 1000, 70},  {1100, 3, 40}, {1030, 520, 64}, {97, 65, 3100}};
     Stream streams[2] = {stream_in(PRECISION_BF16, 1), stream_in(PRECISION_BF16, 3)};
     for (size_t shape = 0; shape < sizeof shapes / sizeof shapes[0]; shape++) {
@@ -459,8 +459,9 @@ static void check_attention(int B, int T, int C, int H, int KV, int window) {
         free(workspace);
         stream_end(&stream);
     }
-    check_both("attention", &output, 1e-5);
-    check_both("gradient of qkv", &d_qkv, 1e-4);
+    // For AMX probabilities and gradients of scores are rounded, each by one part in 512.
+    check_both("attention", &output, amx_is_there() ? 4e-3 : 1e-5);
+    check_both("gradient of qkv", &d_qkv, amx_is_there() ? 2e-2 : 1e-4);
     check_sums("logsumexp", logsumexp[1], logsumexp[0], rows * (size_t)H, 1e-5);
     free(logsumexp[0]);
     free(logsumexp[1]);

@@ -109,8 +109,9 @@ static inline size_t attention_scratch_floats(bool on_gpu, int B, int T, int C, 
 // Bytes of workspace for the products of a stream, where its kernels run; a CPU with AMX
 // wants some for each of the pool's threads.
 static inline size_t gemm_workspace_bytes(bool on_gpu, Precision precision, int threads) {
-    bool amx = !on_gpu && precision == PRECISION_BF16 && amx_is_there();
-    return on_gpu ? GEMM_WORKSPACE_BYTES : amx ? (size_t)threads * sizeof(AmxWorkspace) + AMX_ALIGNMENT : 0;
+    if (on_gpu) { return GEMM_WORKSPACE_BYTES; }
+    bool amx = precision == PRECISION_BF16 && amx_is_there();
+    return amx ? (size_t)threads * sizeof(AmxWorkspace) + AMX_ALIGNMENT : 0;
 }
 
 // Must be called before the first product of a GPU's stream; on a CPU bf16 is multiplied by AMX

@@ -39,6 +39,7 @@ static inline double micro_batch_measure(const Run *run, int threads) {
             real_store(run->part.frozen, i, 1e-2f * (float)(i % 7), settings.precision);
         }
         model_random_tokens(&run->config, rows, tokens);
+        gemm_open(&stream, trial->model.gemm_workspace);
         for (int i = 0; i <= TIMES; i++) {
             double began = clock_seconds();
             model_gradients(&trial->model, &stream, weights, gradients, tokens, tokens, NULL);

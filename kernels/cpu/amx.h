@@ -16,8 +16,10 @@
 // times two blocks of sums, and the four operands that they need. So lines go in panels of 32.
 // The right operand's panels are laid out in the workspace as the instruction wants them (pairs
 // of k side by side), and stay in the second-level cache while panels of the left one pass by.
-// A left operand whose rows are lines is read where it is. Depth is cut at AMX_DEPTH; sums wait
-// in the workspace meanwhile.
+// A left operand whose rows are lines is read where it is. Depth is cut at AMX_DEPTH. Sums wait
+// in the workspace meanwhile, but for whole blocks of an fp32 result, which are the sums. Where
+// such a result is added to, it begins their chains; elsewhere it is added to their ends. Tiles
+// are cut between blocks, so the bits stay the same.
 //
 // The instructions take denormal numbers for zero.
 #pragma once
@@ -179,6 +181,10 @@ AMX_FUNCTION void amx_lay_out(const AmxOperand *operand, int line, int begin, in
             } else {
                 const uint16_t *from = operand->data + (size_t)(k + 2 * i) * operand->stride + line;
                 int count = operand->lines - line, left = operand->depth - (k + 2 * i);
+                // Two units ahead: each row is another page, which no hardware foresees.
+                const uint16_t *ahead = from + 2 * AMX_UNIT * (size_t)operand->stride;
+                _mm_prefetch((const char *)ahead, _MM_HINT_T1);
+                _mm_prefetch((const char *)(ahead + operand->stride), _MM_HINT_T1);
                 amx_pair(amx_load(from, left > 0 ? count : 0),
                          amx_load(from + operand->stride, left > 1 ? count : 0), &blocks[0][i],
                          &blocks[1][i]);
@@ -279,7 +285,7 @@ AMX_FUNCTION void amx_multiply(const AmxOperand *a, const AmxOperand *b, const A
                                AmxWorkspace *workspace) {
     int rows = a->lines, columns = b->lines, depth, last = (a->depth + AMX_UNIT - 1) / AMX_UNIT * AMX_UNIT;
     int panels = (columns + AMX_PANEL - 1) / AMX_PANEL;
-    bool is_sum = result->precision == PRECISION_FP32 && !result->accumulate && result->scale == 1.0f;
+    bool is_sum = result->precision == PRECISION_FP32 && result->scale == 1.0f;
     amx_configure();
     for (int begin = 0; begin < last; begin += depth) {
         // What is left of the last AMX_UNIT is a step of its own, laid out with zeros behind it.
@@ -296,15 +302,19 @@ AMX_FUNCTION void amx_multiply(const AmxOperand *a, const AmxOperand *b, const A
                 amx_lay_out(a, m, begin, depth, false, workspace->left);
                 left = laid_out;
             }
-            // Whole blocks of a result that is nothing but the sums are computed where it is.
+            // Whole blocks of a result that is nothing but sums are computed where it is.
             int direct = is_sum && rows - m >= AMX_PANEL ? columns / AMX_PANEL : 0;
             float *sums = workspace->sums + (amx_sums_wait(a->depth) ? m * panels * AMX_PANEL : 0),
                   *out = (float *)result->data + (size_t)m * (size_t)result->stride;
             for (int n = 0; n < panels; n++) {
-                bool waits = n >= direct;
-                amx_multiply_panels(&left, workspace->right + n * AMX_PANEL * depth, depth / AMX_UNIT,
-                                    begin > 0, waits ? sums + n * AMX_PANEL * AMX_PANEL : out + n * AMX_PANEL,
-                                    waits ? AMX_PANEL : result->stride);
+                const uint16_t *right = workspace->right + n * AMX_PANEL * depth;
+                if (n < direct) {
+                    amx_multiply_panels(&left, right, depth / AMX_UNIT, begin > 0 || result->accumulate,
+                                        out + n * AMX_PANEL, result->stride);
+                } else {
+                    amx_multiply_panels(&left, right, depth / AMX_UNIT, begin > 0,
+                                        sums + n * AMX_PANEL * AMX_PANEL, AMX_PANEL);
+                }
             }
             if (begin + depth >= last) {
                 amx_write_panel(result, m, rows, direct * AMX_PANEL, columns, sums);

@@ -9,11 +9,11 @@
 // sums are fp32, and a result that is bf16 is rounded once.
 //
 // oneDNN computes, single-threaded, inside our tasks; where there is AMX, amx.h computes those of
-// bf16 in a model and in Muon. The result is cut into tiles whose
-// size depends on the shape alone, never on the number of threads, and never across the
-// inner dimension K: an element is one sum in one order no matter which thread computes it. Our
-// threads stay the only ones in the process, at the rate of oneDNN's own (make bench prints
-// both): no second pool spins while communication needs a core.
+// bf16 in a model and in Muon. The result is cut into tiles whose size depends on the shape alone,
+// never on the number of threads, and never across the inner dimension K: an element is one sum in
+// one order no matter which thread computes it. Our threads stay the only ones in the process, at
+// the rate of oneDNN's own (make bench prints both): no second pool spins while communication
+// needs a core.
 //
 // If the library (onednn.h) is absent or refuses, matmul_block_plain computes: blocked,
 // vectorised by the compiler, and 13 times slower in training; the tests also compare against it.

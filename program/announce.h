@@ -133,7 +133,8 @@ static inline void print_device(const Run *run) {
         return;
     }
     printf("threads    %d per rank (%s); matrix products by %s\n", threads, run->threads.reason,
-           matmul_describe_library(products));
+           placement->precision == PRECISION_BF16 ? matmul_describe_library(products)
+                                                  : onednn_describe(products));
     const double *rates = placement->product_rates.gflops;
     if (rates[PRECISION_FP32] > 0) {
         printf("           at %.0f GFLOP/s in fp32 and %.0f in bf16%s: %s\n", rates[PRECISION_FP32],

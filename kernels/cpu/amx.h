@@ -4,8 +4,9 @@
 //
 // a_m is a line of the first operand, a row of the left matrix; b_n is one of the second, a
 // column of the right one. So an operand is a set of lines, and either its rows in memory are the
-// lines, or its columns are. Sums are fp32, over k in ascending order, in one chain: the bits of
-// an element do not depend on how a result is cut into tiles.
+// lines, or its columns are. Sums are fp32. An instruction adds up its 16 even and its 16 odd k,
+// and adds both to the sum so far; units of 32 follow each other and are cut nowhere else. So the
+// bits of an element do not depend on how a result is cut into tiles.
 //
 // Why not the library: oneDNN lays the right matrix out anew in every call, and a left one
 // that is transposed, too. In training at 125M that leaves 600 to 850 GFLOP/s of the 2,200 that a
@@ -18,10 +19,11 @@
 // of k side by side), and stay in the second-level cache while panels of the left one pass by.
 // A left operand whose rows are lines is read where it is. Depth is cut at AMX_DEPTH. Sums wait
 // in the workspace meanwhile, but for whole blocks of an fp32 result, which are the sums. Where
-// such a result is added to, it begins their chains; elsewhere it is added to their ends. Tiles
-// are cut between blocks, so the bits stay the same.
+// such a result is added to, the sums begin with it; elsewhere it is added to them at the end.
+// Tiles are cut between blocks, so the bits stay the same.
 //
-// The instructions take denormal numbers for zero.
+// The instructions take denormal numbers for zero, and leave none, also in a result that they add
+// to.
 #pragma once
 
 #include <stdbool.h>
@@ -51,8 +53,8 @@ enum {
     AMX_ROWS = 1024,     // of a tile of the result, at most
     AMX_COLUMNS = 512,   // the same
     AMX_ALIGNMENT = 64,  // of the workspace, in bytes
-    AMX_TILES = 4,       // of a result, at least,
-    AMX_LEAST_ROWS = 256 // but they have so many rows
+    AMX_TILES = 2,       // of a result for each thread, at least,
+    AMX_LEAST_SIDE = 256 // but no shorter side is cut off for that
 };
 
 // What a thread needs while it multiplies.
@@ -67,16 +69,22 @@ static inline bool amx_sums_wait(int depth) { return depth > AMX_DEPTH || depth 
 
 // Sides of the tiles into which a result (M, N) of depth K is cut for threads. Nothing depends on
 // them but speed. A left operand that must be laid out, too, is laid out for each column of tiles.
-static inline void amx_choose_tile(int M, int N, int K, bool left_is_laid_out, int *tile_M, int *tile_N) {
+static inline void amx_choose_tile(int M, int N, int K, bool left_is_laid_out, int threads, int *tile_M,
+                                   int *tile_N) {
     bool narrow = amx_sums_wait(K) && !left_is_laid_out, low = amx_sums_wait(K) && left_is_laid_out;
     int columns = narrow ? AMX_COLUMNS / 2 : AMX_COLUMNS, rows = low ? AMX_ROWS / 2 : AMX_ROWS,
         across = (N + columns - 1) / columns, down = (M + rows - 1) / rows;
-    while (across * down < AMX_TILES && M / down >= 2 * AMX_LEAST_ROWS) { down *= 2; }
+    while (threads > 1 && across * down < AMX_TILES * threads) {
+        bool by_rows = M / down >= 2 * AMX_LEAST_SIDE;
+        if (!by_rows && N / across < 2 * AMX_LEAST_SIDE) { break; }
+        *(by_rows ? &down : &across) *= 2;
+    }
     *tile_M = ((M + down - 1) / down + AMX_PANEL - 1) / AMX_PANEL * AMX_PANEL;
     *tile_N = ((N + across - 1) / across + AMX_PANEL - 1) / AMX_PANEL * AMX_PANEL;
 }
 
-#if defined(__x86_64__) && defined(__linux__) && defined(__has_include)
+// Not under nvcc, which does not know the instructions of some versions of gcc.
+#if defined(__x86_64__) && defined(__linux__) && defined(__has_include) && !defined(__CUDACC__)
 #if __has_include(<amxbf16intrin.h>) || __has_include(<amxintrin.h>)
 #define ACCO_HAVE_AMX
 #endif
@@ -111,14 +119,14 @@ static inline bool amx_is_there(void) {
            syscall(SYS_arch_prctl, ASK_FOR_STATE, TILE_DATA) == 0;
 }
 
-// All eight registers: 16 rows of 64 bytes.
+// All eight registers: 16 rows of 64 bytes. Constant, because some versions of gcc believe that
+// only its first bytes are read.
 AMX_FUNCTION void amx_configure(void) {
-    struct {
+    static const struct {
         uint8_t palette, start_row, reserved[14];
         uint16_t row_bytes[16];
         uint8_t rows[16];
-    } registers = {.palette = 1};
-    for (int i = 0; i < 8; i++) { registers.row_bytes[i] = 64, registers.rows[i] = 16; }
+    } registers = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
     _tile_loadconfig(&registers);
 }
 
@@ -214,6 +222,7 @@ AMX_FUNCTION void amx_multiply_panels(const AmxPanel *left, const uint16_t *righ
     const size_t row_bytes = left->row * sizeof *a, half = left->half, unit = left->unit,
                  sum_bytes = (size_t)stride * sizeof *sums;
     float *below = sums + 16 * (size_t)stride;
+    __asm__ volatile("" : : : "memory"); // gcc does not know that the loads read what was laid out
     if (adds) {
         _tile_loadd(0, sums, sum_bytes);
         _tile_loadd(1, sums + 16, sum_bytes);

@@ -208,7 +208,7 @@ static inline int attention_first_key(const AttentionHead *head, int query) {
     return head->starts != NULL && head->starts[query] > oldest ? head->starts[query] : oldest;
 }
 
-// With AMX whole units of keys, which it multiplies without a remainder.
+// With AMX keys begin where a unit does: so blocks but the last have no remainder of one.
 static inline AttentionBlock attention_block(const AttentionHead *head, int first) {
     int oldest = attention_first_key(head, first), keys = head->amx != NULL ? oldest & -AMX_UNIT : oldest;
     AttentionBlock block = {.first = first,

@@ -9,11 +9,11 @@
 // sums are fp32, and a result that is bf16 is rounded once.
 //
 // oneDNN computes, single-threaded, inside our tasks; where there is AMX, amx.h computes those of
-// bf16 in a model and in Muon. The result is cut into tiles whose size depends on the shape alone,
-// never on the number of threads, and never across the inner dimension K: an element is one sum in
-// one order no matter which thread computes it. Our threads stay the only ones in the process, at
-// the rate of oneDNN's own (make bench prints both): no second pool spins while communication
-// needs a core.
+// bf16 in a model and in Muon. The result is cut into tiles whose size depends on the shape alone
+// (in amx.h on the threads, too, which moves no bit there), and never across the inner dimension
+// K: an element is one sum in one order no matter which thread computes it. Our threads stay the
+// only ones in the process, at the rate of oneDNN's own (make bench prints both): no second pool
+// spins while communication needs a core.
 //
 // If the library (onednn.h) is absent or refuses, matmul_block_plain computes: blocked,
 // vectorised by the compiler, and 13 times slower in training; the tests also compare against it.
@@ -180,10 +180,10 @@ static inline void matmul_tile_task(void *context, int task, int thread) {
     }
 }
 
-static inline MatmulTiles matmul_cut(const Matmul *work, AmxWorkspace *amx) {
+static inline MatmulTiles matmul_cut(const Matmul *work, AmxWorkspace *amx, int threads) {
     MatmulTiles tiles = {.whole = work, .amx = amx};
     if (amx != NULL) {
-        amx_choose_tile(work->M, work->N, work->K, work->a_transposed, &tiles.tile_M, &tiles.tile_N);
+        amx_choose_tile(work->M, work->N, work->K, work->a_transposed, threads, &tiles.tile_M, &tiles.tile_N);
     } else {
         matmul_choose_tile(work->M, work->N, &tiles.tile_M, &tiles.tile_N);
     }
@@ -199,13 +199,13 @@ static inline int matmul_tile_count(const MatmulTiles *tiles) {
 static inline void cpu_matmul(Stream *stream, const Matmul *work) {
     assert(work->count == 1);
     AmxWorkspace *amx = work->precision == PRECISION_BF16 ? (AmxWorkspace *)stream->gemm : NULL;
-    MatmulTiles tiles = matmul_cut(work, amx);
+    MatmulTiles tiles = matmul_cut(work, amx, stream->pool->threads);
     thread_pool_run(stream->pool, matmul_tile_count(&tiles), matmul_tile_task, &tiles);
 }
 
 // One product of bf16 by AMX, on the calling thread.
 static inline void matmul_block_amx(const Matmul *work, AmxWorkspace *workspace) {
-    MatmulTiles tiles = matmul_cut(work, workspace);
+    MatmulTiles tiles = matmul_cut(work, workspace, 1);
     for (int i = 0; i < matmul_tile_count(&tiles); i++) { matmul_tile_task(&tiles, i, 0); }
 }
 
@@ -238,7 +238,8 @@ static inline Matmul matmul_describe(Precision precision, Real *result, int resu
 // text <- what computes matrix products on CPUs.
 static inline const char *matmul_describe_library(char text[128]) {
     char library[96];
-    snprintf(text, 128, "%s%s", onednn_describe(library), amx_is_there() ? ", bf16 by our own tiles" : "");
+    snprintf(text, 128, "%s%s", amx_is_there() ? "our own tiles in bf16, else " : "",
+             onednn_describe(library));
     return text;
 }
 

@@ -102,9 +102,17 @@ static inline void amx_multiply(const AmxOperand *a, const AmxOperand *b, const 
 #else
 
 #include <cpuid.h>
-#include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+// In C++ gcc 12 warns of its own intrinsics, which begin with numbers that nobody has set; clang
+// does not know that warning.
+#pragma GCC diagnostic push
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+#include <immintrin.h>
+#pragma GCC diagnostic pop
 
 // Compiled for these instructions whatever the rest of the program is compiled for.
 #define AMX_FUNCTION static inline __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512bf16")))

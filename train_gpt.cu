@@ -358,7 +358,7 @@ static void write_trace(Run *run) {
 
 // Ends what could not be cut off; memory ends with the process.
 static void release_run(Run *run, int exit_code) {
-    model_stop(run->scheduler.compute);
+    gemm_close(run->scheduler.compute);
     scheduler_stop(&run->scheduler);
     thread_pool_destroy(run->pool);
     transport_barrier(&run->transport, "end");

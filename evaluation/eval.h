@@ -283,7 +283,7 @@ static inline void evaluation_task(void *context, Stream *stream) {
     evaluation->scores =
         evaluate_run(&evaluation->evaluator, stream, evaluation->parameters, &evaluation->set,
                      &run->transport, run_is_main(run) ? &run->terminal : NULL);
-    model_stop(stream);
+    gemm_close(stream);
 }
 
 // Runs on all ranks, which have met. Returns the exit status.

@@ -57,8 +57,6 @@ static inline void model_reserve_arrays(Model *model, Arena *arena) {
         {W, "rotary positions", layer_turns(model) * floats, &model->turns},
         {W, "attention scores", scores * floats, &model->scores},
         {W, "logits chunk", logits, &model->logits},
-        {W, "matrix products", gemm_workspace_bytes(on_gpu, settings->precision, settings->threads),
-         &model->gemm_workspace},
         {W, "starts of documents on the device", on_gpu ? starts : 0, &model->starts},
         {W, "tokens on the device", rows * id, &model->tokens},
         {W, "targets on the device", rows * id, &model->targets},
@@ -159,6 +157,10 @@ static inline void model_reserve(Model *model, Arena *arena, const ModelConfig *
     if (part != NULL) {
         arena_reserve(arena, MEMORY_PARAMETERS, "frozen parameters",
                       part->frozen_count * precision_bytes(settings->precision), &part->frozen);
+    }
+    size_t products = gemm_workspace_bytes(settings->on_gpu, settings->precision, settings->threads);
+    if (products > 0) {
+        arena_reserve(arena, MEMORY_WORKSPACE, "matrix products", products, &model->gemm_workspace);
     }
 }
 
@@ -316,8 +318,9 @@ static inline void model_random_tokens(const ModelConfig *config, size_t count, 
     }
 }
 
-// Before the first pass, on the stream that will compute. On a GPU one pass over random
-// tokens loads all kernels and plans all matrix products, and `gradients` is overwritten.
+// Before the first pass, on the stream that will compute; gemm_close ends it. On a GPU one pass
+// over random tokens loads all kernels and plans all matrix products, and `gradients` is
+// overwritten.
 static inline void model_start(Model *model, Stream *stream, const void *parameters, float *gradients) {
     gemm_open(stream, model->gemm_workspace);
     if (!model->settings.on_gpu) { return; }
@@ -329,5 +332,3 @@ static inline void model_start(Model *model, Stream *stream, const void *paramet
     stream_settle(stream);
     free(tokens);
 }
-
-static inline void model_stop(Stream *stream) { gemm_close(stream); }

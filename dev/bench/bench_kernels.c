@@ -89,7 +89,6 @@ typedef struct Bench {
     Stream stream;
     ParameterTable table;
     Precision precision;
-    void *gemm; // the workspace of products by AMX, or NULL
     float *parameters, *gradients, *square[3];
     int32_t *tokens, *targets;
     Span seconds[MAX_ROUNDS];   // of the model
@@ -136,9 +135,9 @@ static Span time_product(Bench *bench, bool by_library, const Matmul *work) {
         return span_since(bench, started);
     }
 #endif
-    gemm_open(&bench->stream, by_library ? NULL : bench->gemm);
+    gemm_open(&bench->stream, by_library ? NULL : bench->model.gemm_workspace);
     matmul(&bench->stream, work);
-    gemm_open(&bench->stream, bench->gemm);
+    gemm_open(&bench->stream, bench->model.gemm_workspace);
     return span_since(bench, started);
 }
 
@@ -285,8 +284,7 @@ static void bench_open(Bench *bench) {
     }
     bench->stream.pool = thread_pool_create(bench->threads, true);
     bench->stream.precision = bench->precision;
-    bench->gemm = bench->model.gemm_workspace;
-    gemm_open(&bench->stream, bench->gemm);
+    gemm_open(&bench->stream, bench->model.gemm_workspace);
     parameters_initialize(&bench->table, 1, bench->stream.pool, bench->parameters);
     for (size_t i = 0; i < bench->table.parameter_count; i++) { // in place: they do not grow
         real_store(as_reals(bench->parameters), i, bench->parameters[i], bench->precision);

@@ -71,9 +71,10 @@ static inline bool amx_sums_wait(int depth) { return depth > AMX_DEPTH || depth 
 // them but speed. A left operand that must be laid out, too, is laid out for each column of tiles.
 static inline void amx_choose_tile(int M, int N, int K, bool left_is_laid_out, int threads, int *tile_M,
                                    int *tile_N) {
-    bool narrow = amx_sums_wait(K) && !left_is_laid_out, low = amx_sums_wait(K) && left_is_laid_out;
-    int columns = narrow ? AMX_COLUMNS / 2 : AMX_COLUMNS, rows = low ? AMX_ROWS / 2 : AMX_ROWS,
-        across = (N + columns - 1) / columns, down = (M + rows - 1) / rows;
+    bool halved = amx_sums_wait(K); // one of the two, so that the sums have room
+    int columns = halved && !left_is_laid_out ? AMX_COLUMNS / 2 : AMX_COLUMNS,
+        rows = halved && left_is_laid_out ? AMX_ROWS / 2 : AMX_ROWS, across = (N + columns - 1) / columns,
+        down = (M + rows - 1) / rows;
     while (threads > 1 && across * down < AMX_TILES * threads) {
         bool by_rows = M / down >= 2 * AMX_LEAST_SIDE;
         if (!by_rows && N / across < 2 * AMX_LEAST_SIDE) { break; }

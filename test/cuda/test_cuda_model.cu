@@ -266,7 +266,7 @@ static void machine_open(Machine *machine, const Inputs *inputs, ModelSettings s
 }
 
 static void machine_close(Machine *machine) {
-    model_stop(&machine->stream);
+    gemm_close(&machine->stream);
     if (machine->stream.queue != NULL) { gpu_queue_destroy(machine->stream.queue); }
     if (machine->stream.pool != NULL) { thread_pool_destroy(machine->stream.pool); }
     arena_release(&machine->arena);

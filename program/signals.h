@@ -113,7 +113,7 @@ static inline void *signal_watch_main(void *argument) {
                            __atomic_load_n(&watch->transport->operation, __ATOMIC_RELAXED));
         }
         if (number == FAILURE_SIGNAL) { continue; } // from another process, which is not believed
-        bool first = !__atomic_exchange_n(&watch->transport->asked_to_stop, true, __ATOMIC_RELAXED);
+        bool first = !__atomic_load_n(&watch->transport->asked_to_stop, __ATOMIC_RELAXED);
         double now = clock_seconds();
         if (number == SIGTERM && watch->transport->size > 1) {
             signal_watch_report(watch, first);
@@ -125,6 +125,8 @@ static inline void *signal_watch_main(void *argument) {
                                         : "SIGUSR1",
                     number == SIGINT ? "; a second SIGINT ends it at once" : "");
         }
+        // Once it is said: before training begins, the process may exit as soon as this is set.
+        __atomic_store_n(&watch->transport->asked_to_stop, true, __ATOMIC_RELAXED);
         if (number != SIGINT) { continue; }
         if (isfinite(interrupted) && now - interrupted > SIGNAL_WATCH_SAME) { break; }
         if (!isfinite(interrupted)) { interrupted = now; }

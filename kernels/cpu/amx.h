@@ -50,8 +50,9 @@ enum {
     AMX_PANEL = 32,      // lines
     AMX_UNIT = 32,       // of depth, in one instruction
     AMX_DEPTH = 1024,    // of operands in the workspace, at most
-    AMX_ROWS = 1024,     // of a tile of the result, at most
+    AMX_ROWS = 2048,     // of a tile of the result, at most
     AMX_COLUMNS = 512,   // the same
+    AMX_SUMS = 1 << 18,  // elements of a tile whose sums wait, at most
     AMX_ALIGNMENT = 64,  // of the workspace, in bytes
     AMX_TILES = 2,       // of a result for each thread, at least,
     AMX_LEAST_SIDE = 256 // but no shorter side is cut off for that
@@ -61,7 +62,7 @@ enum {
 typedef struct AmxWorkspace {
     uint16_t right[AMX_COLUMNS * AMX_DEPTH]; // panels of b, as amx_lay_out makes them
     uint16_t left[AMX_PANEL * AMX_DEPTH];    // a panel of a
-    float sums[AMX_ROWS * AMX_COLUMNS / 2];  // ([panels of a,] panels of b, 32, 32)
+    float sums[AMX_SUMS];                    // ([panels of a,] panels of b, 32, 32)
 } AmxWorkspace;
 
 // Whether the depth is cut, so that the sums of a whole tile wait in the workspace.
@@ -71,9 +72,9 @@ static inline bool amx_sums_wait(int depth) { return depth > AMX_DEPTH || depth 
 // them but speed. A left operand that must be laid out, too, is laid out for each column of tiles.
 static inline void amx_choose_tile(int M, int N, int K, bool left_is_laid_out, int threads, int *tile_M,
                                    int *tile_N) {
-    bool halved = amx_sums_wait(K); // one of the two, so that the sums have room
-    int columns = halved && !left_is_laid_out ? AMX_COLUMNS / 2 : AMX_COLUMNS,
-        rows = halved && left_is_laid_out ? AMX_ROWS / 2 : AMX_ROWS, across = (N + columns - 1) / columns,
+    bool wait = amx_sums_wait(K);
+    int columns = wait && !left_is_laid_out ? AMX_COLUMNS / 2 : AMX_COLUMNS,
+        rows = wait ? AMX_SUMS / columns : AMX_ROWS, across = (N + columns - 1) / columns,
         down = (M + rows - 1) / rows;
     while (threads > 1 && across * down < AMX_TILES * threads) {
         bool by_rows = M / down >= 2 * AMX_LEAST_SIDE;
@@ -141,44 +142,72 @@ AMX_FUNCTION void amx_configure(void) {
 
 // ---- Layouts --------------------------------------------------------------------------
 
-// The first `count` of 32 numbers, and zeros behind them.
-AMX_FUNCTION __m512i amx_load(const uint16_t *from, int count) {
-    __mmask32 mask = count >= 32 ? 0xFFFFFFFFu : count <= 0 ? 0 : (1u << count) - 1;
-    return _mm512_maskz_loadu_epi16(mask, from);
+// Blocks are 32 rows of 32 numbers in memory, `stride` apart. Their rows are loaded in quarters, as
+// the transposition needs them: loading is cheaper than moving quarters between registers.
+
+// A quarter of each of four rows, `step` elements apart.
+AMX_FUNCTION __m512i amx_gather(const uint16_t *from, size_t step) {
+    __m512i quarters = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)from));
+    quarters = _mm512_inserti32x4(quarters, _mm_loadu_si128((const __m128i *)(from + step)), 1);
+    quarters = _mm512_inserti32x4(quarters, _mm_loadu_si128((const __m128i *)(from + 2 * step)), 2);
+    return _mm512_inserti32x4(quarters, _mm_loadu_si128((const __m128i *)(from + 3 * step)), 3);
 }
 
-// Turns a block of 16 rows of 16 pairs of numbers.
-AMX_FUNCTION void amx_turn(__m512i rows[16]) {
-    __m512i pairs[16];
-    for (int i = 0; i < 16; i += 2) {
-        pairs[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
-        pairs[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
-    }
-    for (int i = 0; i < 16; i += 4) {
-        for (int j = 0; j < 2; j++) {
-            rows[i + 2 * j] = _mm512_unpacklo_epi64(pairs[i + j], pairs[i + j + 2]);
-            rows[i + 2 * j + 1] = _mm512_unpackhi_epi64(pairs[i + j], pairs[i + j + 2]);
-        }
-    }
-    for (int i = 0; i < 4; i++) {
-        for (int j = 0; j < 16; j += 8) {
-            pairs[i + j] = _mm512_shuffle_i32x4(rows[i + j], rows[i + j + 4], 0x88);
-            pairs[i + j + 4] = _mm512_shuffle_i32x4(rows[i + j], rows[i + j + 4], 0xDD);
-        }
-    }
-    for (int i = 0; i < 8; i++) {
-        rows[i] = _mm512_shuffle_i32x4(pairs[i], pairs[i + 8], 0x88);
-        rows[i + 8] = _mm512_shuffle_i32x4(pairs[i], pairs[i + 8], 0xDD);
+AMX_FUNCTION void amx_copy_block(const uint16_t *from, size_t stride, uint16_t *to) {
+    for (int i = 0; i < 32; i++) {
+        _mm512_store_si512(to + 32 * i, _mm512_loadu_si512(from + (size_t)i * stride));
     }
 }
 
-// Rows k and k + 1 of 32 columns each, side by side in pairs: low, those of the first 16 columns.
-AMX_FUNCTION void amx_pair(__m512i row, __m512i next, __m512i *low, __m512i *high) {
+// to (2, 16, 32): for each half of the columns, rows k and k + 1 side by side in pairs.
+AMX_FUNCTION void amx_pair_rows(const uint16_t *from, size_t stride, uint16_t *to) {
     const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11),
                   second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
-    __m512i even = _mm512_unpacklo_epi16(row, next), odd = _mm512_unpackhi_epi16(row, next);
-    *low = _mm512_permutex2var_epi64(even, first, odd);
-    *high = _mm512_permutex2var_epi64(even, second, odd);
+    for (int i = 0; i < 16; i++, from += 2 * stride, to += 32) {
+        __m512i row = _mm512_loadu_si512(from), next = _mm512_loadu_si512(from + stride);
+        __m512i even = _mm512_unpacklo_epi16(row, next), odd = _mm512_unpackhi_epi16(row, next);
+        _mm512_store_si512(to, _mm512_permutex2var_epi64(even, first, odd));
+        _mm512_store_si512(to + 512, _mm512_permutex2var_epi64(even, second, odd));
+    }
+}
+
+// to (2, 16, 32): for each half of the rows, their pairs of columns, transposed.
+AMX_FUNCTION void amx_turn_pairs(const uint16_t *from, size_t stride, uint16_t *to) {
+    for (int i = 0; i < 8; i++, to += 4 * 32) { // four pairs of 16 rows
+        const uint16_t *quarter = from + (size_t)(i / 4) * 16 * stride + i % 4 * 8;
+        __m512i rows[4];
+        for (int j = 0; j < 4; j++) { rows[j] = amx_gather(quarter + (size_t)j * stride, 4 * stride); }
+        __m512i early[2] = {_mm512_unpacklo_epi32(rows[0], rows[1]), _mm512_unpackhi_epi32(rows[0], rows[1])},
+                late[2] = {_mm512_unpacklo_epi32(rows[2], rows[3]), _mm512_unpackhi_epi32(rows[2], rows[3])};
+        for (int j = 0; j < 2; j++) {
+            _mm512_store_si512(to + 64 * j, _mm512_unpacklo_epi64(early[j], late[j]));
+            _mm512_store_si512(to + 64 * j + 32, _mm512_unpackhi_epi64(early[j], late[j]));
+        }
+    }
+}
+
+// to (32, 32), transposed.
+AMX_FUNCTION void amx_turn(const uint16_t *from, size_t stride, uint16_t *to) {
+    for (int i = 0; i < 4; i++, from += 8, to += 8 * 32) { // eight columns of 32 rows
+        __m512i low[4], high[4];                           // columns 0 to 3 and 4 to 7 of two rows each
+        for (int j = 0; j < 4; j++) {
+            __m512i even = amx_gather(from + (size_t)(2 * j) * stride, 8 * stride),
+                    odd = amx_gather(from + (size_t)(2 * j + 1) * stride, 8 * stride);
+            low[j] = _mm512_unpacklo_epi16(even, odd);
+            high[j] = _mm512_unpackhi_epi16(even, odd);
+        }
+        for (int j = 0; j < 2; j++) { // columns 0 to 3, then 4 to 7
+            __m512i *pairs = j == 0 ? low : high;
+            __m512i fours[4] = {
+                _mm512_unpacklo_epi32(pairs[0], pairs[1]), _mm512_unpackhi_epi32(pairs[0], pairs[1]),
+                _mm512_unpacklo_epi32(pairs[2], pairs[3]), _mm512_unpackhi_epi32(pairs[2], pairs[3])};
+            for (int k = 0; k < 2; k++) {
+                uint16_t *row = to + (4 * j + 2 * k) * 32;
+                _mm512_store_si512(row, _mm512_unpacklo_epi64(fours[k], fours[2 + k]));
+                _mm512_store_si512(row + 32, _mm512_unpackhi_epi64(fours[k], fours[2 + k]));
+            }
+        }
+    }
 }
 
 // panel (depth / AMX_UNIT, 2, 16, 32) <- 32 lines of the operand from `line` on, over `depth` from
@@ -186,31 +215,31 @@ AMX_FUNCTION void amx_pair(__m512i row, __m512i next, __m512i *low, __m512i *hig
 // row for each pair of k, with the 16 lines' numbers side by side.
 AMX_FUNCTION void amx_lay_out(const AmxOperand *operand, int line, int begin, int depth, bool paired,
                               uint16_t *panel) {
-    for (int k = begin; k < begin + depth; k += AMX_UNIT) {
-        __m512i blocks[2][16];
-        for (int i = 0; i < 16; i++) {
-            if (operand->rows_are_lines) {
-                for (int half = 0; half < 2; half++) {
-                    int row = line + 16 * half + i;
-                    const uint16_t *from = operand->data + (size_t)row * operand->stride + k;
-                    blocks[half][i] = amx_load(from, row < operand->lines ? operand->depth - k : 0);
-                }
-            } else {
-                const uint16_t *from = operand->data + (size_t)(k + 2 * i) * operand->stride + line;
-                int count = operand->lines - line, left = operand->depth - (k + 2 * i);
-                // Two units ahead: each row is another page, which no hardware foresees.
-                const uint16_t *ahead = from + 2 * AMX_UNIT * (size_t)operand->stride;
-                _mm_prefetch((const char *)ahead, _MM_HINT_T1);
-                _mm_prefetch((const char *)(ahead + operand->stride), _MM_HINT_T1);
-                amx_pair(amx_load(from, left > 0 ? count : 0),
-                         amx_load(from + operand->stride, left > 1 ? count : 0), &blocks[0][i],
-                         &blocks[1][i]);
+    uint16_t edge[AMX_PANEL * AMX_UNIT] __attribute__((aligned(AMX_ALIGNMENT)));
+    bool by_lines = operand->rows_are_lines;
+    for (int k = begin; k < begin + depth; k += AMX_UNIT, panel += AMX_PANEL * AMX_UNIT) {
+        size_t stride = (size_t)operand->stride, ahead = 2 * AMX_UNIT * (by_lines ? 1 : stride);
+        int row = by_lines ? line : k, column = by_lines ? k : line;
+        int rows = (by_lines ? operand->lines : operand->depth) - row,
+            columns = (by_lines ? operand->depth : operand->lines) - column;
+        const uint16_t *from = operand->data + (size_t)row * stride + column;
+        if (rows < 32 || columns < 32) {
+            __mmask32 mask = columns < 32 ? (1u << columns) - 1 : 0xFFFFFFFFu;
+            for (int i = 0; i < 32; i++) {
+                const uint16_t *numbers = from + (size_t)(i < rows ? i : 0) * stride;
+                _mm512_store_si512(edge + 32 * i, _mm512_maskz_loadu_epi16(i < rows ? mask : 0, numbers));
+            }
+            from = edge;
+            stride = 32;
+        } else { // rows may be on a page each, which no hardware foresees
+            for (int i = 0; i < 32; i++) {
+                _mm_prefetch((const char *)(from + (size_t)i * stride + ahead), _MM_HINT_T0);
             }
         }
-        for (int half = 0; half < 2; half++) {
-            if (paired == operand->rows_are_lines) { amx_turn(blocks[half]); }
-            for (int i = 0; i < 16; i++) { _mm512_store_si512(panel + 32 * i, blocks[half][i]); }
-            panel += 16 * AMX_UNIT;
+        if (paired) {
+            (by_lines ? amx_turn_pairs : amx_pair_rows)(from, stride, panel);
+        } else {
+            (by_lines ? amx_copy_block : amx_turn)(from, stride, panel);
         }
     }
 }
@@ -223,10 +252,26 @@ typedef struct AmxPanel {
     size_t row, half, unit; // elements from one row, block of rows or AMX_UNIT to the next
 } AmxPanel;
 
+// Memory to be fetched while panels are multiplied: in each of the first `units`, `rows` of them.
+typedef struct AmxAhead {
+    const char *data;
+    size_t row, unit; // bytes from one row, or unit, to the next
+    int units, rows;
+    bool wide; // rows of 128 bytes instead of 64
+} AmxAhead;
+
+AMX_FUNCTION void amx_fetch(const AmxAhead *ahead, int unit) {
+    const char *data = ahead->data + (size_t)unit * ahead->unit;
+    for (int i = 0; unit < ahead->units && i < ahead->rows; i++, data += ahead->row) {
+        _mm_prefetch(data, _MM_HINT_T1);
+        if (ahead->wide) { _mm_prefetch(data + 64, _MM_HINT_T1); }
+    }
+}
+
 // sums (32, 32), rows `stride` apart, = or += the products of 32 lines and 32 lines, `units` of
 // AMX_UNIT deep.
 AMX_FUNCTION void amx_multiply_panels(const AmxPanel *left, const uint16_t *right, int units, bool adds,
-                                      float *sums, int stride) {
+                                      float *sums, int stride, const AmxAhead ahead[2]) {
     const uint16_t *a = left->data;
     const size_t row_bytes = left->row * sizeof *a, half = left->half, unit = left->unit,
                  sum_bytes = (size_t)stride * sizeof *sums;
@@ -249,7 +294,9 @@ AMX_FUNCTION void amx_multiply_panels(const AmxPanel *left, const uint16_t *righ
         _tile_loadd(4, a, row_bytes);
         _tile_loadd(5, a + half, row_bytes);
         _tile_dpbf16ps(0, 4, 6);
+        amx_fetch(&ahead[0], i);
         _tile_dpbf16ps(1, 4, 7);
+        amx_fetch(&ahead[1], i);
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
     }
@@ -298,46 +345,98 @@ AMX_FUNCTION void amx_write_panel(const AmxResult *result, int m, int rows, int 
     }
 }
 
+// A pass over a part of the depth: `begin`, `depth`, of which the operands have `whole` units.
+typedef struct AmxPass {
+    const AmxOperand *a;
+    const AmxResult *result;
+    AmxWorkspace *workspace;
+    int columns, panels, begin, depth; // of the right operand
+    bool is_whole, is_last;
+} AmxPass;
+
+// The share of panel n, of all that the next panel of the left operand needs.
+AMX_FUNCTION AmxAhead amx_next_left(const AmxPass *pass, int m, int n) {
+    const AmxOperand *a = pass->a;
+    int first = n * 32 / pass->panels, next = m + AMX_PANEL;
+    size_t stride = (size_t)a->stride, row = (size_t)(first + (a->rows_are_lines ? next : pass->begin));
+    const uint16_t *data = a->data + row * stride + (a->rows_are_lines ? pass->begin : next);
+    AmxAhead ahead = {(const char *)data,
+                      stride * sizeof *data,
+                      AMX_UNIT * sizeof *data * (a->rows_are_lines ? 1 : stride),
+                      next < a->lines ? pass->depth / AMX_UNIT : 0,
+                      (n + 1) * 32 / pass->panels - first,
+                      false};
+    return ahead;
+}
+
+// The result's block at (m, n), with its rows spread over the units.
+AMX_FUNCTION AmxAhead amx_next_result(const AmxPass *pass, int m, int n) {
+    bool fp32 = pass->result->precision == PRECISION_FP32;
+    size_t element = fp32 ? sizeof(float) : sizeof(uint16_t), stride = (size_t)pass->result->stride * element;
+    int units = pass->depth / AMX_UNIT, rows = (AMX_PANEL + units - 1) / units;
+    const char *data =
+        (const char *)pass->result->data + (size_t)m * stride + (size_t)(n * AMX_PANEL) * element;
+    AmxAhead ahead = {data, stride, (size_t)rows * stride, (AMX_PANEL + rows - 1) / rows, rows, fp32};
+    return ahead;
+}
+
+// The pass over panel m of the left operand.
+AMX_FUNCTION void amx_multiply_row(const AmxPass *pass, int m) {
+    const AmxOperand *a = pass->a;
+    const AmxResult *result = pass->result;
+    AmxWorkspace *workspace = pass->workspace;
+    const int depth = pass->depth, units = depth / AMX_UNIT, panels = pass->panels, rows = a->lines;
+    size_t stride = (size_t)a->stride;
+    AmxPanel left = {a->data + (size_t)m * stride + pass->begin, stride, 16 * stride, AMX_UNIT};
+    if (!a->rows_are_lines || !pass->is_whole || rows - m < AMX_PANEL) {
+        AmxPanel laid_out = {workspace->left, AMX_UNIT, 16 * AMX_UNIT, AMX_PANEL * AMX_UNIT};
+        amx_lay_out(a, m, pass->begin, depth, false, workspace->left);
+        left = laid_out;
+    }
+    // Whole blocks of a result that is nothing but sums are computed where it is.
+    bool is_sum = result->precision == PRECISION_FP32 && result->scale == 1.0f, first = pass->begin == 0;
+    int direct = is_sum && rows - m >= AMX_PANEL ? pass->columns / AMX_PANEL : 0;
+    float *sums = workspace->sums + (amx_sums_wait(a->depth) ? m * panels * AMX_PANEL : 0),
+          *out = (float *)result->data + (size_t)m * (size_t)result->stride;
+    for (int n = 0; n < panels; n++) {
+        // A block that is computed in place is read at once, so the next one is fetched.
+        AmxAhead ahead[2] = {amx_next_left(pass, m, n), {NULL, 0, 0, 0, 0, false}};
+        if (direct > 0 ? first : pass->is_last) {
+            ahead[1] = direct == 0      ? amx_next_result(pass, m, n)
+                       : n + 1 < panels ? amx_next_result(pass, m, n + 1)
+                                        : amx_next_result(pass, m + AMX_PANEL, 0);
+        }
+        const uint16_t *right = workspace->right + n * AMX_PANEL * depth;
+        if (n < direct) {
+            amx_multiply_panels(&left, right, units, !first || result->accumulate, out + n * AMX_PANEL,
+                                result->stride, ahead);
+        } else {
+            amx_multiply_panels(&left, right, units, !first, sums + n * AMX_PANEL * AMX_PANEL, AMX_PANEL,
+                                ahead);
+        }
+    }
+    if (pass->is_last) { amx_write_panel(result, m, rows, direct * AMX_PANEL, pass->columns, sums); }
+}
+
 // The result (lines of a, lines of b) on the calling thread, of a size that amx_choose_tile gives.
 AMX_FUNCTION void amx_multiply(const AmxOperand *a, const AmxOperand *b, const AmxResult *result,
                                AmxWorkspace *workspace) {
-    int rows = a->lines, columns = b->lines, depth, last = (a->depth + AMX_UNIT - 1) / AMX_UNIT * AMX_UNIT;
-    int panels = (columns + AMX_PANEL - 1) / AMX_PANEL;
-    bool is_sum = result->precision == PRECISION_FP32 && result->scale == 1.0f;
+    AmxPass pass = {a, result, workspace, b->lines, (b->lines + AMX_PANEL - 1) / AMX_PANEL,
+                    0, 0,      false,     false};
+    const int units = a->depth / AMX_UNIT, cuts = (a->depth + AMX_DEPTH - 1) / AMX_DEPTH;
     amx_configure();
-    for (int begin = 0; begin < last; begin += depth) {
-        // What is left of the last AMX_UNIT is a step of its own, laid out with zeros behind it.
-        int whole = (a->depth - begin) / AMX_UNIT * AMX_UNIT;
-        depth = whole == 0 ? AMX_UNIT : int_min(whole, AMX_DEPTH);
-        for (int n = 0; n < panels; n++) {
-            amx_lay_out(b, n * AMX_PANEL, begin, depth, true, workspace->right + n * AMX_PANEL * depth);
+    while (!pass.is_last) {
+        // What is left of the last AMX_UNIT is a pass of its own, laid out with zeros behind it.
+        int left = units - pass.begin / AMX_UNIT;
+        pass.is_whole = left > 0;
+        pass.depth = AMX_UNIT * (left > 0 ? int_min(left, (units + cuts - 1) / cuts) : 1);
+        pass.is_last = pass.begin + pass.depth >= a->depth;
+        for (int n = 0; n < pass.panels; n++) {
+            amx_lay_out(b, n * AMX_PANEL, pass.begin, pass.depth, true,
+                        workspace->right + n * AMX_PANEL * pass.depth);
         }
-        for (int m = 0; m < rows; m += AMX_PANEL) {
-            size_t stride = (size_t)a->stride;
-            AmxPanel left = {a->data + (size_t)m * stride + begin, stride, 16 * stride, AMX_UNIT};
-            if (!a->rows_are_lines || whole == 0 || rows - m < AMX_PANEL) {
-                AmxPanel laid_out = {workspace->left, AMX_UNIT, 16 * AMX_UNIT, AMX_PANEL * AMX_UNIT};
-                amx_lay_out(a, m, begin, depth, false, workspace->left);
-                left = laid_out;
-            }
-            // Whole blocks of a result that is nothing but sums are computed where it is.
-            int direct = is_sum && rows - m >= AMX_PANEL ? columns / AMX_PANEL : 0;
-            float *sums = workspace->sums + (amx_sums_wait(a->depth) ? m * panels * AMX_PANEL : 0),
-                  *out = (float *)result->data + (size_t)m * (size_t)result->stride;
-            for (int n = 0; n < panels; n++) {
-                const uint16_t *right = workspace->right + n * AMX_PANEL * depth;
-                if (n < direct) {
-                    amx_multiply_panels(&left, right, depth / AMX_UNIT, begin > 0 || result->accumulate,
-                                        out + n * AMX_PANEL, result->stride);
-                } else {
-                    amx_multiply_panels(&left, right, depth / AMX_UNIT, begin > 0,
-                                        sums + n * AMX_PANEL * AMX_PANEL, AMX_PANEL);
-                }
-            }
-            if (begin + depth >= last) {
-                amx_write_panel(result, m, rows, direct * AMX_PANEL, columns, sums);
-            }
-        }
+        for (int m = 0; m < a->lines; m += AMX_PANEL) { amx_multiply_row(&pass, m); }
+        pass.begin += pass.depth;
     }
     _tile_release();
 }

@@ -62,20 +62,28 @@ enum {
 typedef struct AmxWorkspace {
     uint16_t right[AMX_COLUMNS * AMX_DEPTH]; // panels of b, as amx_lay_out makes them
     uint16_t left[AMX_PANEL * AMX_DEPTH];    // a panel of a
-    float sums[AMX_SUMS];                    // ([panels of a,] panels of b, 32, 32)
+    float sums[AMX_SUMS];                    // ([panels of a,] panels of b, 32, 32), not in the result
 } AmxWorkspace;
 
-// Whether the depth is cut, so that the sums of a whole tile wait in the workspace.
+// Whether blocks of the result need their sums more than once.
 static inline bool amx_sums_wait(int depth) { return depth > AMX_DEPTH || depth % AMX_UNIT != 0; }
 
-// Sides of the tiles into which a result (M, N) of depth K is cut for threads. Nothing depends on
-// them but speed. A left operand that must be laid out, too, is laid out for each column of tiles.
-static inline void amx_choose_tile(int M, int N, int K, bool left_is_laid_out, int threads, int *tile_M,
-                                   int *tile_N) {
-    bool wait = amx_sums_wait(K);
-    int columns = wait && !left_is_laid_out ? AMX_COLUMNS / 2 : AMX_COLUMNS,
-        rows = wait ? AMX_SUMS / columns : AMX_ROWS, across = (N + columns - 1) / columns,
-        down = (M + rows - 1) / rows;
+// Whether the result is nothing but sums. Then whole blocks are computed where they are.
+static inline bool amx_is_sum(const AmxResult *result) {
+    return result->precision == PRECISION_FP32 && result->scale == 1.0f;
+}
+
+// Sides of the tiles into which a result is cut for threads. Nothing depends on them but speed. A
+// left operand that must be laid out, too, is laid out for each column of tiles.
+static inline void amx_choose_tile(const AmxOperand *a, const AmxOperand *b, const AmxResult *result,
+                                   int threads, int *tile_M, int *tile_N) {
+    int M = a->lines, N = b->lines, columns = AMX_COLUMNS, rows = AMX_ROWS;
+    if (amx_sums_wait(a->depth)) {
+        bool in_place = amx_is_sum(result);
+        columns = in_place || !a->rows_are_lines ? AMX_COLUMNS : AMX_COLUMNS / 2;
+        rows = in_place ? AMX_ROWS / 2 : AMX_SUMS / columns;
+    }
+    int across = (N + columns - 1) / columns, down = (M + rows - 1) / rows;
     while (threads > 1 && across * down < AMX_TILES * threads) {
         bool by_rows = M / down >= 2 * AMX_LEAST_SIDE;
         if (!by_rows && N / across < 2 * AMX_LEAST_SIDE) { break; }
@@ -335,12 +343,13 @@ AMX_FUNCTION void amx_write(const AmxResult *result, size_t place, int columns, 
 }
 
 // The rows of the result that panel `m` of the left operand gives, from column `first` on.
-AMX_FUNCTION void amx_write_panel(const AmxResult *result, int m, int rows, int first, int columns,
-                                  const float *sums) {
+// A function of its own: inlined, gcc 12 made the products around it up to a tenth slower.
+__attribute__((noinline)) AMX_FUNCTION void amx_write_panel(const AmxResult *result, int m, int rows,
+                                                            int first, int columns, const float *sums) {
     for (int row = 0; row < int_min(rows - m, AMX_PANEL); row++) {
         size_t place = (size_t)(m + row) * (size_t)result->stride;
         for (int n = first; n < columns; n += AMX_PANEL) {
-            amx_write(result, place + (size_t)n, columns - n, sums + (n + row) * AMX_PANEL);
+            amx_write(result, place + (size_t)n, columns - n, sums + (n - first + row) * AMX_PANEL);
         }
     }
 }
@@ -393,10 +402,10 @@ AMX_FUNCTION void amx_multiply_row(const AmxPass *pass, int m) {
         amx_lay_out(a, m, pass->begin, depth, false, workspace->left);
         left = laid_out;
     }
-    // Whole blocks of a result that is nothing but sums are computed where it is.
-    bool is_sum = result->precision == PRECISION_FP32 && result->scale == 1.0f, first = pass->begin == 0;
-    int direct = is_sum && rows - m >= AMX_PANEL ? pass->columns / AMX_PANEL : 0;
-    float *sums = workspace->sums + (amx_sums_wait(a->depth) ? m * panels * AMX_PANEL : 0),
+    // Blocks of a row that are computed in place: all that are whole, if this row is.
+    int whole = amx_is_sum(result) ? pass->columns / AMX_PANEL : 0, direct = rows - m < AMX_PANEL ? 0 : whole;
+    bool first = pass->begin == 0;
+    float *sums = workspace->sums + (amx_sums_wait(a->depth) ? m * (panels - whole) * AMX_PANEL : 0),
           *out = (float *)result->data + (size_t)m * (size_t)result->stride;
     for (int n = 0; n < panels; n++) {
         // A block that is computed in place is read at once, so the next one is fetched.
@@ -411,8 +420,8 @@ AMX_FUNCTION void amx_multiply_row(const AmxPass *pass, int m) {
             amx_multiply_panels(&left, right, units, !first || result->accumulate, out + n * AMX_PANEL,
                                 result->stride, ahead);
         } else {
-            amx_multiply_panels(&left, right, units, !first, sums + n * AMX_PANEL * AMX_PANEL, AMX_PANEL,
-                                ahead);
+            amx_multiply_panels(&left, right, units, !first, sums + (n - direct) * AMX_PANEL * AMX_PANEL,
+                                AMX_PANEL, ahead);
         }
     }
     if (pass->is_last) { amx_write_panel(result, m, rows, direct * AMX_PANEL, pass->columns, sums); }

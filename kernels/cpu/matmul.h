@@ -128,13 +128,18 @@ static inline void matmul_block(const Matmul *work) {
     if (!matmul_block_library(work)) { matmul_block_plain(work); }
 }
 
-// A tile of amx_choose_tile of a product of bf16 by AMX, on the calling thread.
-static inline void matmul_tile_amx(const Matmul *work, AmxWorkspace *workspace) {
-    AmxOperand a = {(const uint16_t *)work->a, work->M, work->K, work->a_stride, !work->a_transposed},
-               b = {(const uint16_t *)work->b, work->N, work->K, work->b_stride, work->b_transposed};
-    AmxResult result = {work->result, work->result_stride, work->result_precision, work->accumulate,
-                        work->scale};
-    amx_multiply(&a, &b, &result, workspace);
+// A product of bf16, as AMX takes it.
+typedef struct MatmulAmx {
+    AmxOperand a, b;
+    AmxResult result;
+} MatmulAmx;
+
+static inline MatmulAmx matmul_as_amx(const Matmul *work) {
+    MatmulAmx amx = {
+        {(const uint16_t *)work->a, work->M, work->K, work->a_stride, !work->a_transposed},
+        {(const uint16_t *)work->b, work->N, work->K, work->b_stride, work->b_transposed},
+        {work->result, work->result_stride, work->result_precision, work->accumulate, work->scale}};
+    return amx;
 }
 
 typedef struct MatmulTiles {
@@ -174,7 +179,8 @@ static inline void matmul_tile_task(void *context, int task, int thread) {
         real_at_const(tile.b, tile.b_transposed ? (size_t)n0 * tile.b_stride : (size_t)n0, tile.precision);
     tile.result = real_at(tile.result, (size_t)m0 * tile.result_stride + n0, tile.result_precision);
     if (tiles->amx != NULL) {
-        matmul_tile_amx(&tile, &tiles->amx[thread]);
+        MatmulAmx amx = matmul_as_amx(&tile);
+        amx_multiply(&amx.a, &amx.b, &amx.result, &tiles->amx[thread]);
     } else {
         matmul_block(&tile);
     }
@@ -183,7 +189,8 @@ static inline void matmul_tile_task(void *context, int task, int thread) {
 static inline MatmulTiles matmul_cut(const Matmul *work, AmxWorkspace *amx, int threads) {
     MatmulTiles tiles = {.whole = work, .amx = amx};
     if (amx != NULL) {
-        amx_choose_tile(work->M, work->N, work->K, work->a_transposed, threads, &tiles.tile_M, &tiles.tile_N);
+        MatmulAmx product = matmul_as_amx(work);
+        amx_choose_tile(&product.a, &product.b, &product.result, threads, &tiles.tile_M, &tiles.tile_N);
     } else {
         matmul_choose_tile(work->M, work->N, &tiles.tile_M, &tiles.tile_N);
     }

@@ -125,7 +125,8 @@ static inline void amx_multiply(const AmxOperand *a, const AmxOperand *b, const 
 #pragma GCC diagnostic pop
 
 // Compiled for these instructions whatever the rest of the program is compiled for.
-#define AMX_FUNCTION static inline __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512bf16")))
+#define AMX_TARGET __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512bf16")))
+#define AMX_FUNCTION static inline AMX_TARGET
 
 // Whether this processor has the instructions, and the system lets this process use them.
 static inline bool amx_is_there(void) {
@@ -344,8 +345,8 @@ AMX_FUNCTION void amx_write(const AmxResult *result, size_t place, int columns, 
 
 // The rows of the result that panel `m` of the left operand gives, from column `first` on.
 // A function of its own: inlined, gcc 12 made the products around it up to a tenth slower.
-__attribute__((noinline)) AMX_FUNCTION void amx_write_panel(const AmxResult *result, int m, int rows,
-                                                            int first, int columns, const float *sums) {
+static AMX_TARGET __attribute__((noinline)) void amx_write_panel(const AmxResult *result, int m, int rows,
+                                                                 int first, int columns, const float *sums) {
     for (int row = 0; row < int_min(rows - m, AMX_PANEL); row++) {
         size_t place = (size_t)(m + row) * (size_t)result->stride;
         for (int n = first; n < columns; n += AMX_PANEL) {

@@ -53,6 +53,7 @@ enum {
     AMX_ROWS = 2048,     // of a tile of the result, at most
     AMX_COLUMNS = 512,   // the same
     AMX_SUMS = 1 << 18,  // elements of a tile whose sums wait, at most
+    AMX_FETCHES = 8,     // units that make fetching ahead worth its instructions
     AMX_ALIGNMENT = 64,  // of the workspace, in bytes
     AMX_TILES = 2,       // of a result for each thread, at least,
     AMX_LEAST_SIDE = 256 // but no shorter side is cut off for that
@@ -125,8 +126,7 @@ static inline void amx_multiply(const AmxOperand *a, const AmxOperand *b, const 
 #pragma GCC diagnostic pop
 
 // Compiled for these instructions whatever the rest of the program is compiled for.
-#define AMX_TARGET __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512bf16")))
-#define AMX_FUNCTION static inline AMX_TARGET
+#define AMX_FUNCTION static inline __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512bf16")))
 
 // Whether this processor has the instructions, and the system lets this process use them.
 static inline bool amx_is_there(void) {
@@ -240,7 +240,8 @@ AMX_FUNCTION void amx_lay_out(const AmxOperand *operand, int line, int begin, in
             }
             from = edge;
             stride = 32;
-        } else { // rows may be on a page each, which no hardware foresees
+        } else if (k + 2 * AMX_UNIT <
+                   begin + depth) { // rows may be on a page each, which no hardware foresees
             for (int i = 0; i < 32; i++) {
                 _mm_prefetch((const char *)(from + (size_t)i * stride + ahead), _MM_HINT_T0);
             }
@@ -261,21 +262,12 @@ typedef struct AmxPanel {
     size_t row, half, unit; // elements from one row, block of rows or AMX_UNIT to the next
 } AmxPanel;
 
-// Memory to be fetched while panels are multiplied: in each of the first `units`, `rows` of them.
+// Memory to be fetched while panels are multiplied: with each unit, some rows of it.
 typedef struct AmxAhead {
     const char *data;
     size_t row, unit; // bytes from one row, or unit, to the next
-    int units, rows;
-    bool wide; // rows of 128 bytes instead of 64
+    int rows;         // of each unit; 0: none
 } AmxAhead;
-
-AMX_FUNCTION void amx_fetch(const AmxAhead *ahead, int unit) {
-    const char *data = ahead->data + (size_t)unit * ahead->unit;
-    for (int i = 0; unit < ahead->units && i < ahead->rows; i++, data += ahead->row) {
-        _mm_prefetch(data, _MM_HINT_T1);
-        if (ahead->wide) { _mm_prefetch(data + 64, _MM_HINT_T1); }
-    }
-}
 
 // sums (32, 32), rows `stride` apart, = or += the products of 32 lines and 32 lines, `units` of
 // AMX_UNIT deep.
@@ -284,6 +276,7 @@ AMX_FUNCTION void amx_multiply_panels(const AmxPanel *left, const uint16_t *righ
     const uint16_t *a = left->data;
     const size_t row_bytes = left->row * sizeof *a, half = left->half, unit = left->unit,
                  sum_bytes = (size_t)stride * sizeof *sums;
+    const AmxAhead operand = ahead[0], written = ahead[1];
     float *below = sums + 16 * (size_t)stride;
     __asm__ volatile("" : : : "memory"); // gcc does not know that the loads read what was laid out
     if (adds) {
@@ -299,13 +292,17 @@ AMX_FUNCTION void amx_multiply_panels(const AmxPanel *left, const uint16_t *righ
     }
     for (int i = 0; i < units; i++, a += unit, right += AMX_PANEL * AMX_UNIT) {
         _tile_loadd(6, right, 64);
-        _tile_loadd(7, right + 512, 64);
         _tile_loadd(4, a, row_bytes);
-        _tile_loadd(5, a + half, row_bytes);
         _tile_dpbf16ps(0, 4, 6);
-        amx_fetch(&ahead[0], i);
+        for (int row = 0; row < operand.rows; row++) {
+            _mm_prefetch(operand.data + (size_t)i * operand.unit + (size_t)row * operand.row, _MM_HINT_T1);
+        }
+        _tile_loadd(7, right + 512, 64);
         _tile_dpbf16ps(1, 4, 7);
-        amx_fetch(&ahead[1], i);
+        for (int row = 0; row < written.rows && i * written.rows < AMX_PANEL; row++) {
+            _mm_prefetch(written.data + (size_t)i * written.unit + (size_t)row * written.row, _MM_HINT_T1);
+        }
+        _tile_loadd(5, a + half, row_bytes);
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
     }
@@ -344,9 +341,8 @@ AMX_FUNCTION void amx_write(const AmxResult *result, size_t place, int columns, 
 }
 
 // The rows of the result that panel `m` of the left operand gives, from column `first` on.
-// A function of its own: inlined, gcc 12 made the products around it up to a tenth slower.
-static AMX_TARGET __attribute__((noinline)) void amx_write_panel(const AmxResult *result, int m, int rows,
-                                                                 int first, int columns, const float *sums) {
+AMX_FUNCTION void amx_write_panel(const AmxResult *result, int m, int rows, int first, int columns,
+                                  const float *sums) {
     for (int row = 0; row < int_min(rows - m, AMX_PANEL); row++) {
         size_t place = (size_t)(m + row) * (size_t)result->stride;
         for (int n = first; n < columns; n += AMX_PANEL) {
@@ -355,38 +351,48 @@ static AMX_TARGET __attribute__((noinline)) void amx_write_panel(const AmxResult
     }
 }
 
-// A pass over a part of the depth: `begin`, `depth`, of which the operands have `whole` units.
+// A pass over a part of the depth.
 typedef struct AmxPass {
     const AmxOperand *a;
     const AmxResult *result;
     AmxWorkspace *workspace;
-    int columns, panels, begin, depth; // of the right operand
-    bool is_whole, is_last;
+    int columns, panels; // of the right operand
+    int begin, depth;
+    bool is_whole; // the operands have all of the depth; else the rest is zeros
+    bool is_last;
 } AmxPass;
 
-// The share of panel n, of all that the next panel of the left operand needs.
-AMX_FUNCTION AmxAhead amx_next_left(const AmxPass *pass, int m, int n) {
+// Panels of an operand, from line `line` on, one behind the other. Rows in memory are read to
+// their end before the next ones.
+AMX_FUNCTION void amx_lay_out_panels(const AmxOperand *operand, int line, int panels, const AmxPass *pass,
+                                     bool paired, uint16_t *to) {
+    int step = operand->rows_are_lines ? pass->depth : AMX_UNIT;
+    for (int k = 0; k < pass->depth; k += step) {
+        for (int n = 0; n < panels; n++) {
+            amx_lay_out(operand, line + n * AMX_PANEL, pass->begin + k, int_min(step, pass->depth - k),
+                        paired, to + n * AMX_PANEL * pass->depth + k * AMX_PANEL);
+        }
+    }
+}
+
+// What the next panel of the left operand needs: a share of it, 32 rows in all, with each block.
+AMX_FUNCTION AmxAhead amx_next_left(const AmxPass *pass, int m) {
     const AmxOperand *a = pass->a;
-    int first = n * 32 / pass->panels, next = m + AMX_PANEL;
-    size_t stride = (size_t)a->stride, row = (size_t)(first + (a->rows_are_lines ? next : pass->begin));
-    const uint16_t *data = a->data + row * stride + (a->rows_are_lines ? pass->begin : next);
-    AmxAhead ahead = {(const char *)data,
-                      stride * sizeof *data,
-                      AMX_UNIT * sizeof *data * (a->rows_are_lines ? 1 : stride),
-                      next < a->lines ? pass->depth / AMX_UNIT : 0,
-                      (n + 1) * 32 / pass->panels - first,
-                      false};
+    size_t stride = (size_t)a->stride * sizeof *a->data, element = sizeof *a->data;
+    int next = m + AMX_PANEL, row = a->rows_are_lines ? next : pass->begin,
+        column = a->rows_are_lines ? pass->begin : next;
+    AmxAhead ahead = {(const char *)a->data + (size_t)row * stride + (size_t)column * element, stride,
+                      AMX_UNIT * (a->rows_are_lines ? element : stride),
+                      next < a->lines ? (AMX_PANEL + pass->panels - 1) / pass->panels : 0};
     return ahead;
 }
 
-// The result's block at (m, n), with its rows spread over the units.
-AMX_FUNCTION AmxAhead amx_next_result(const AmxPass *pass, int m, int n) {
-    bool fp32 = pass->result->precision == PRECISION_FP32;
-    size_t element = fp32 ? sizeof(float) : sizeof(uint16_t), stride = (size_t)pass->result->stride * element;
+// A block of the result, at (m, 0), with its rows spread over the units.
+AMX_FUNCTION AmxAhead amx_next_result(const AmxPass *pass, int m) {
+    size_t stride = (size_t)pass->result->stride * precision_bytes(pass->result->precision);
     int units = pass->depth / AMX_UNIT, rows = (AMX_PANEL + units - 1) / units;
-    const char *data =
-        (const char *)pass->result->data + (size_t)m * stride + (size_t)(n * AMX_PANEL) * element;
-    AmxAhead ahead = {data, stride, (size_t)rows * stride, (AMX_PANEL + rows - 1) / rows, rows, fp32};
+    AmxAhead ahead = {(const char *)pass->result->data + (size_t)m * stride, stride, (size_t)rows * stride,
+                      rows};
     return ahead;
 }
 
@@ -408,15 +414,19 @@ AMX_FUNCTION void amx_multiply_row(const AmxPass *pass, int m) {
     bool first = pass->begin == 0;
     float *sums = workspace->sums + (amx_sums_wait(a->depth) ? m * (panels - whole) * AMX_PANEL : 0),
           *out = (float *)result->data + (size_t)m * (size_t)result->stride;
-    for (int n = 0; n < panels; n++) {
-        // A block that is computed in place is read at once, so the next one is fetched.
-        AmxAhead ahead[2] = {amx_next_left(pass, m, n), {NULL, 0, 0, 0, 0, false}};
-        if (direct > 0 ? first : pass->is_last) {
-            ahead[1] = direct == 0      ? amx_next_result(pass, m, n)
-                       : n + 1 < panels ? amx_next_result(pass, m, n + 1)
-                                        : amx_next_result(pass, m + AMX_PANEL, 0);
-        }
+    // Little must happen between two blocks: the processor looks past few of these instructions.
+    bool fetches = units >= AMX_FETCHES;
+    AmxAhead ahead[2] = {amx_next_left(pass, m), amx_next_result(pass, m)};
+    const char *next_row = ahead[1].data + AMX_PANEL * ahead[1].row;
+    size_t share = (size_t)ahead[0].rows * ahead[0].row,
+           block = AMX_PANEL * precision_bytes(result->precision);
+    // A block that is computed in place is read at once, so the next one is fetched.
+    if (direct > 0) { ahead[1].data += block; }
+    if (!fetches) { ahead[0].rows = 0; }
+    if (!fetches || !(direct > 0 ? first : pass->is_last)) { ahead[1].rows = 0; }
+    for (int n = 0; n < panels; n++, ahead[0].data += share, ahead[1].data += block) {
         const uint16_t *right = workspace->right + n * AMX_PANEL * depth;
+        if (direct > 0 && n == panels - 1) { ahead[1].data = next_row; }
         if (n < direct) {
             amx_multiply_panels(&left, right, units, !first || result->accumulate, out + n * AMX_PANEL,
                                 result->stride, ahead);
@@ -441,10 +451,7 @@ AMX_FUNCTION void amx_multiply(const AmxOperand *a, const AmxOperand *b, const A
         pass.is_whole = left > 0;
         pass.depth = AMX_UNIT * (left > 0 ? int_min(left, (units + cuts - 1) / cuts) : 1);
         pass.is_last = pass.begin + pass.depth >= a->depth;
-        for (int n = 0; n < pass.panels; n++) {
-            amx_lay_out(b, n * AMX_PANEL, pass.begin, pass.depth, true,
-                        workspace->right + n * AMX_PANEL * pass.depth);
-        }
+        amx_lay_out_panels(b, 0, pass.panels, &pass, true, workspace->right);
         for (int m = 0; m < a->lines; m += AMX_PANEL) { amx_multiply_row(&pass, m); }
         pass.begin += pass.depth;
     }

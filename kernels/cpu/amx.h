@@ -117,9 +117,10 @@ static inline void amx_multiply(const AmxOperand *a, const AmxOperand *b, const 
 #include <unistd.h>
 
 // In C++ gcc 12 warns of its own intrinsics, which begin with numbers that nobody has set; clang
-// does not know that warning.
+// does not know one of the warnings.
 #pragma GCC diagnostic push
 #ifndef __clang__
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 #include <immintrin.h>

@@ -8,10 +8,9 @@
 // and adds both to the sum so far; units of 32 follow each other and are cut nowhere else. So the
 // bits of an element do not depend on how a result is cut into tiles.
 //
-// Why not the library: oneDNN lays the right matrix out anew in every call, and a left one
-// that is transposed, too. In training at 125M that leaves 600 to 850 GFLOP/s of the 2,200 that a
-// core multiplies out of its first-level cache; this page reaches 850 to 1,100, whatever is
-// transposed (dev/results/amx-2026-11-28.md).
+// Why not the library: of the 2,200 GFLOP/s that a core multiplies out of its first-level cache,
+// oneDNN reaches 600 to 850 with the products of training at 125M, and this page 800 to 1,100
+// (dev/results/amx-2026-11-28.md).
 //
 // An instruction multiplies 16 lines by 16 lines over a depth of 32: eight registers hold two
 // times two blocks of sums, and the four operands that they need. So lines go in panels of 32.
@@ -21,6 +20,9 @@
 // in the workspace meanwhile, but for whole blocks of an fp32 result, which are the sums. Where
 // such a result is added to, the sums begin with it; elsewhere it is added to them at the end.
 // Tiles are cut between blocks, so the bits stay the same.
+//
+// What limits is how operands reach the second-level cache. So while blocks are multiplied, the
+// rows that the next ones need are fetched, and so is the place of their result.
 //
 // The instructions take denormal numbers for zero, and leave none, also in a result that they add
 // to.
@@ -241,8 +243,7 @@ AMX_FUNCTION void amx_lay_out(const AmxOperand *operand, int line, int begin, in
             }
             from = edge;
             stride = 32;
-        } else if (k + 2 * AMX_UNIT <
-                   begin + depth) { // rows may be on a page each, which no hardware foresees
+        } else if (k < begin + depth - 2 * AMX_UNIT) { // each row may be on another page
             for (int i = 0; i < 32; i++) {
                 _mm_prefetch((const char *)(from + (size_t)i * stride + ahead), _MM_HINT_T0);
             }

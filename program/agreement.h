@@ -30,6 +30,7 @@ static inline void agree_or_exit(Run *run, bool good, int exit_code, const Error
         good = false;
         exit_code = EXIT_ASKED_TO_STOP;
         error = &asked;
+        signal_watch_settle(&run->signal_watch);
     }
     if (transport_first_failure(transport, "agreement", good ? 0 : exit_code, error, &bad) < 0) { return; }
     if (run_is_main(run)) {

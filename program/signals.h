@@ -30,6 +30,7 @@ typedef struct SignalWatch {
     sigset_t signals;     // that ask to stop, and FAILURE_SIGNAL
     int64_t saved_commit; // atomic: of the newest checkpoint on disk; -1: there is none
     const Hello *hellos;  // atomic: (ranks), which live as long as the process; NULL: not known yet
+    bool told;            // atomic: which signal it was
 } SignalWatch;
 
 // Before the first thread is made: blocks the signals that ask to stop, in all. Signals
@@ -113,7 +114,7 @@ static inline void *signal_watch_main(void *argument) {
                            __atomic_load_n(&watch->transport->operation, __ATOMIC_RELAXED));
         }
         if (number == FAILURE_SIGNAL) { continue; } // from another process, which is not believed
-        bool first = !__atomic_load_n(&watch->transport->asked_to_stop, __ATOMIC_RELAXED);
+        bool first = !__atomic_exchange_n(&watch->transport->asked_to_stop, true, __ATOMIC_RELAXED);
         double now = clock_seconds();
         if (number == SIGTERM && watch->transport->size > 1) {
             signal_watch_report(watch, first);
@@ -125,8 +126,7 @@ static inline void *signal_watch_main(void *argument) {
                                         : "SIGUSR1",
                     number == SIGINT ? "; a second SIGINT ends it at once" : "");
         }
-        // Once it is said: before training begins, the process may exit as soon as this is set.
-        __atomic_store_n(&watch->transport->asked_to_stop, true, __ATOMIC_RELAXED);
+        __atomic_store_n(&watch->told, true, __ATOMIC_RELEASE);
         if (number != SIGINT) { continue; }
         if (isfinite(interrupted) && now - interrupted > SIGNAL_WATCH_SAME) { break; }
         if (!isfinite(interrupted)) { interrupted = now; }
@@ -138,6 +138,12 @@ static inline void *signal_watch_main(void *argument) {
     pthread_sigmask(SIG_UNBLOCK, &watch->signals, NULL);
     raise(number); // with the default action, which ends the process
     return NULL;
+}
+
+// For a rank that exits because it was asked to: waits until it has been told which signal it was,
+// a fifth of a second at most, because nobody may read what is printed.
+static inline void signal_watch_settle(const SignalWatch *watch) {
+    for (int i = 0; i < 20 && !__atomic_load_n(&watch->told, __ATOMIC_ACQUIRE); i++) { sleep_seconds(0.01); }
 }
 
 // Starts the thread that waits for them; without one they keep their default action.

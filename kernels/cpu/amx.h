@@ -54,7 +54,7 @@ enum {
     AMX_DEPTH = 1024,    // of operands in the workspace, at most
     AMX_ROWS = 2048,     // of a tile of the result, at most
     AMX_COLUMNS = 512,   // the same
-    AMX_SUMS = 1 << 18,  // elements of a tile whose sums wait, at most
+    AMX_SUMS = 1 << 18,  // room for sums that are not in the result
     AMX_FETCHES = 8,     // units that make fetching ahead worth its instructions
     AMX_ALIGNMENT = 64,  // of the workspace, in bytes
     AMX_TILES = 2,       // of a result for each thread, at least,
@@ -68,7 +68,7 @@ typedef struct AmxWorkspace {
     float sums[AMX_SUMS];                    // ([panels of a,] panels of b, 32, 32), not in the result
 } AmxWorkspace;
 
-// Whether blocks of the result need their sums more than once.
+// Whether there may be several passes, between which sums wait.
 static inline bool amx_sums_wait(int depth) { return depth > AMX_DEPTH || depth % AMX_UNIT != 0; }
 
 // Whether the result is nothing but sums. Then whole blocks are computed where they are.
@@ -76,8 +76,9 @@ static inline bool amx_is_sum(const AmxResult *result) {
     return result->precision == PRECISION_FP32 && result->scale == 1.0f;
 }
 
-// Sides of the tiles into which a result is cut for threads. Nothing depends on them but speed. A
-// left operand that must be laid out, too, is laid out for each column of tiles.
+// Sides of the tiles into which a result is cut for threads, for which the workspace has room.
+// Else nothing depends on them but speed. A left operand that must be laid out, too, is laid out
+// for each column of tiles.
 static inline void amx_choose_tile(const AmxOperand *a, const AmxOperand *b, const AmxResult *result,
                                    int threads, int *tile_M, int *tile_N) {
     int M = a->lines, N = b->lines, columns = AMX_COLUMNS, rows = AMX_ROWS;
@@ -365,7 +366,7 @@ typedef struct AmxPass {
 } AmxPass;
 
 // Panels of an operand, from line `line` on, one behind the other. Rows in memory are read to
-// their end before the next ones.
+// their end before the next ones, which the hardware foresees.
 AMX_FUNCTION void amx_lay_out_panels(const AmxOperand *operand, int line, int panels, const AmxPass *pass,
                                      bool paired, uint16_t *to) {
     int step = operand->rows_are_lines ? pass->depth : AMX_UNIT;
@@ -389,7 +390,8 @@ AMX_FUNCTION AmxAhead amx_next_left(const AmxPass *pass, int m) {
     return ahead;
 }
 
-// A block of the result, at (m, 0), with its rows spread over the units.
+// A block of the result, at (m, 0), with its rows spread over the units. Rows of fp32 have two
+// lines of the cache; the second comes with the first.
 AMX_FUNCTION AmxAhead amx_next_result(const AmxPass *pass, int m) {
     size_t stride = (size_t)pass->result->stride * precision_bytes(pass->result->precision);
     int units = pass->depth / AMX_UNIT, rows = (AMX_PANEL + units - 1) / units;

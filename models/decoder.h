@@ -147,7 +147,8 @@ static inline void model_reserve(Model *model, Arena *arena, const ModelConfig *
     model_find_tensors(model, &table);
     model_find_rest(model, part != NULL ? &part->table : &table);
     parameter_table_free(&table);
-    model->d_wide_stride = settings->on_gpu ? model->widest : matmul_padded_stride(model->widest);
+    model->d_wide_stride =
+        settings->on_gpu ? model->widest : matmul_padded_stride(model->widest, settings->precision);
     model->logits_stride = head_logits_stride(config->vocabulary, settings->on_gpu);
     model->logits_columns = head_logits_columns(model);
     model->chunk = head_chunk_rows((int)model_rows(model), HEAD_GPU_CHUNK, model->logits_stride,

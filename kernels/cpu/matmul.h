@@ -150,9 +150,12 @@ typedef struct MatmulTiles {
 
 // The row stride for a gradient of `columns` columns that a product reads transposed.
 // Rows a power of two apart fall into the same few sets of the first-level cache, which
-// costs a quarter of the rate (123 instead of 156 GFLOP/s a core at 3072 columns). The longer rows
-// begin where a line of the cache does, too: AMX is 6 % faster than with 16 elements.
-static inline int matmul_padded_stride(int columns) { return columns % 256 == 0 ? columns + 32 : columns; }
+// costs a quarter of the rate (123 instead of 156 GFLOP/s a core at 3072 columns).
+// Rows are longer by a line of the cache, so that each begins with one: with half a line AMX
+// is 6 % slower.
+static inline int matmul_padded_stride(int columns, Precision precision) {
+    return columns % 256 == 0 ? columns + 64 / (int)precision_bytes(precision) : columns;
+}
 
 // Halves the longer side, rounded up to a multiple of MATMUL_TILE_STEP, until tiles are
 // small enough and there are enough of them. The result depends on M and N only.

@@ -2101,7 +2101,7 @@ static void another_processor_is_not_exact(void **state) {
     run_well(stage, "--config base.json --optimizer ddp --out moves");
     shell(stage,
           "ONEDNN_MAX_CPU_ISA=SSE41 \"$TRAIN_GPT\" --resume auto --out moves --tokens 2k > moved.txt && "
-          "grep -q 'not exact: another processor or library rounds in another way (.*SSE4.1; before .*A[VM]X' "
+          "grep -q 'not exact: another processor or library rounds in another way (.*SSE4.1; before .*A.X' "
           "moved.txt");
 }
 

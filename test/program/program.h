@@ -511,3 +511,14 @@ static inline Fingerprint training_fingerprint(Stage *stage, const Training *tra
     json_decref(events);
     return print;
 }
+
+// ---- The library of matrix products ---------------------------------------------------
+
+// "AVX" or "AMX": what the library of products multiplies with. A test that needs one of them is
+// left out elsewhere.
+static inline const char *library_instructions(Stage *stage) {
+    Outcome version = program_run(stage, 0, "--version");
+    if (strstr(version.output, " for AVX") != NULL) { return "AVX"; }
+    if (strstr(version.output, " for AMX") == NULL) { leave_out("oneDNN on a processor with AVX"); }
+    return "AMX";
+}

@@ -1066,10 +1066,7 @@ static void ranks_that_round_differently_are_named(void **state) {
     Stage *stage = stage_with_ranks(state);
     Setting setting = {.second_has = "ONEDNN_MAX_CPU_ISA=SSE41"};
     static const char *const rules[] = {"ddp", "zero1"};
-    Outcome version = program_run(stage, 0, "--version");
-    if (strstr(version.output, " for AVX") == NULL && strstr(version.output, " for AMX") == NULL) {
-        leave_out("oneDNN on a processor with AVX");
-    }
+    library_instructions(stage);
     for (int i = 0; i < 2; i++) {
         char arguments[256];
         snprintf(arguments, sizeof arguments, "--config base.json --inner muon --optimizer %s --out rounds",

@@ -161,8 +161,10 @@ static inline bool evaluate_read_texts(EvaluateSet *set, Error *error) {
     if (end_of_text < 0) { return error_set(error, "the tokenizer " TOKENIZER_NO_END " of a text"); }
     Text *texts = data_files_texts(set->data.files, set->data.file_count);
     TextCursor cursor = {.texts = texts, .count = set->data.file_count};
-    bool good = true;
-    for (DocumentPart part; good && text_next_part(&cursor, &part);) {
+    int32_t front = encode_front(tokenizer, false);
+    bool good = true, begins = true;
+    for (DocumentPart part; good && text_next_part(&cursor, &part); begins = part.ends) {
+        if (begins && front >= 0) { token_list_add(&set->text, front); }
         good = encode_text(tokenizer, &part, (const char *)part.bytes, part.count, &set->text, error);
         if (part.ends) { token_list_add(&set->text, end_of_text); }
     }

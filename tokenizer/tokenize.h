@@ -4,8 +4,11 @@
 //   tokenize_lines    lines of JSON -> token files for training and validation, for
 //                     train_gpt tokenize, which tokenizer/prepare.py feeds
 //
-// Each document is followed by the end-of-text token, which is predicted. A chat that does not end
-// with it anyway is followed by one that is not predicted: its answers have ends of their own.
+// Where the tokenizer puts a token in front of a text, such as Llama's <|begin_of_text|>, a document
+// begins with it: models that were trained so are worse without it. It is predicted if the token
+// behind it is. A chat has what its template has. Each document is followed by the end-of-text
+// token, which is predicted. A chat that does not end with it anyway is followed by one that is not
+// predicted: its answers have ends of their own.
 // Where a document ends with the token's text, this text is the token. Other text that looks like a
 // special token is text, except in chats; it is counted. Bytes that are not UTF-8 become one token
 // each (tokenizer.h), and are counted, too. A token that is only read is ~id until it is written.
@@ -149,6 +152,12 @@ static inline bool encode_line(const Tokenizer *tokenizer, DocumentPart *part, T
     return good;
 }
 
+// The token in front of a document that is no chat; -1: none. alone: each document is a sequence of
+// its own. Otherwise a token that ends texts, too, is there already, behind the document before it.
+static inline int32_t encode_front(const Tokenizer *tokenizer, bool alone) {
+    return alone || tokenizer->begin != tokenizer->end ? tokenizer->begin : -1;
+}
+
 static inline void encode_task(void *context, int number, int thread) {
     (void)thread;
     Encoder *encoder = (Encoder *)context;
@@ -222,7 +231,8 @@ typedef struct TokenShards {
     int side;                                 // of the document, as its first part says
     bool is_odd, is_lossy, spells, holds_end; // of the document that continues, so far
     size_t length;                            // tokens of that, so far
-    TokenList sequence;                       // the first `pad` of them
+    int32_t front;                            // goes in front of its first token of text; -1: none, or done
+    TokenList sequence;                       // with padding: the first `pad` tokens of the document
 } TokenShards;
 
 // Prints what was left out, and what may not be as the user thinks; `heading` begins each line.
@@ -296,13 +306,18 @@ static inline bool token_shards_take(TokenShards *shards, const DocumentPart *pa
     if (begins) {
         shards->side = part->held_out ? SHARDS_VALIDATION : SHARDS_TRAIN;
         shards->length = shards->sequence.count = 0;
+        shards->front = part->is_chat ? -1 : encode_front(shards->tokenizer, pads);
     }
     TokenWriter *writer = &shards->writers[shards->side];
     size_t pad = (size_t)shards->pad, kept = part->tokens, predicted = 0;
+    bool has_front = shards->front >= 0 && part->tokens > part->ends;
+    int32_t front = has_front && ids[0] < 0 ? ~shards->front : shards->front;
+    if (has_front) { shards->front = -1; }
+    if (has_front && pads) { token_list_add(&shards->sequence, front); }
     for (size_t i = 0; i < part->tokens && shards->sequence.count < pad; i++) {
         token_list_add(&shards->sequence, ids[i]);
     }
-    shards->length += part->tokens;
+    shards->length += part->tokens + has_front;
     shards->continued = !part->ends;
     shards->bytes += (int64_t)part->count;
     shards->is_odd = part->is_odd || (!begins && shards->is_odd);
@@ -340,6 +355,7 @@ static inline bool token_shards_take(TokenShards *shards, const DocumentPart *pa
     shards->sequences[shards->side] += pads;
     int32_t first = pads ? ~token_id(ids[0]) : 0, padding = ~shards->tokenizer->end;
     bool good = (!pads || token_writer_add(writer, &first, 1, error)) &&
+                (pads || !has_front || token_writer_add(writer, &front, 1, error)) &&
                 token_writer_add(writer, ids + pads, kept - pads, error);
     for (size_t i = kept; good && i < pad; i++) { good = token_writer_add(writer, &padding, 1, error); }
     shards->unwritten = !good;
@@ -385,7 +401,8 @@ static inline bool token_shards_end(TokenShards *shards, bool good, Error *error
 // tokenizer differs, so such a file can be used again.
 static inline void texts_name(const Text *texts, int count, const Tokenizer *tokenizer,
                               char name[TEXTS_NAME_SIZE]) {
-    uLong sum = crc32_z(tokenizer->sum, (const Bytef *)&tokenizer->end, sizeof tokenizer->end);
+    int32_t marks[2] = {tokenizer->begin, tokenizer->end};
+    uLong sum = crc32_z(tokenizer->sum, (const Bytef *)marks, sizeof marks);
     for (int i = 0; i < count; i++) {
         uint64_t size = texts[i].size;
         sum = crc32_z(sum, (const Bytef *)&size, sizeof size);

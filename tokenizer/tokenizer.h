@@ -22,7 +22,7 @@
 // token, of which vocabularies such as SmolLM2's have some, is left out as by the library, and what
 // stands around it is merged. A tokenizer.json that asks for more (another normalizer, dropout, a
 // token for what is unknown) is refused. Of its post-processor only the token in front of a text is
-// read: prompts and tasks get it (tokenizer_begin_text), documents do not.
+// read: prompts and tasks (tokenizer_begin_text) and documents (tokenize.h) get it.
 #pragma once
 
 #include <jansson.h>

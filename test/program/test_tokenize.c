@@ -21,12 +21,20 @@ typedef struct Sample {
     bool held_out;
 } Sample;
 
-static Tokenizer open_tokenizer(void) {
+// front: the token in front of a text, as if the file had it; -1: none, as it is.
+static Tokenizer open_tokenizer_with(int32_t front) {
     Tokenizer tokenizer;
     Error error;
     if (!tokenizer_open(&tokenizer, "test/reference/tokenizer.json", &error)) { fail_msg("%s", error.text); }
+    assert_int_equal(tokenizer.begin, -1);
+    tokenizer.begin = front;
     return tokenizer;
 }
+
+static Tokenizer open_tokenizer(void) { return open_tokenizer_with(-1); }
+
+// Without one, with one of its own, and with the one that ends texts, too.
+static const int32_t fronts[] = {-1, 400, END};
 
 // Document `number` of the stream: most have a prompt, every seventh is empty.
 static Sample make_sample(int number) {
@@ -60,10 +68,14 @@ static void expect_token(Expected *expected, int32_t id, bool counts) {
     expected->counts[expected->count++] = counts;
 }
 
-// One document, as it is if nothing is padded.
-static Expected *expect_document(const Tokenizer *tokenizer, const Sample *sample) {
+// One document without filling. alone: it is a sequence of its own.
+static Expected *expect_document(const Tokenizer *tokenizer, const Sample *sample, bool alone) {
     Expected *expected = (Expected *)calloc(1, sizeof *expected);
     const char *parts[2] = {sample->prompt, sample->text};
+    bool is_empty = sample->prompt[0] == '\0' && sample->text[0] == '\0';
+    if (!is_empty && tokenizer->begin >= 0 && (alone || tokenizer->begin != END)) {
+        expect_token(expected, tokenizer->begin, sample->prompt[0] == '\0');
+    }
     for (int part = 0; part < 2; part++) {
         TokenList ids = {NULL, 0, 0};
         Error error;
@@ -103,9 +115,10 @@ static void expect_same_file(const Stage *stage, const char *name, const Expecte
     munmap(bytes, size);
 }
 
-static bool run_lines(const Stage *stage, const char *name, int threads, TokenShards *made, Error *error) {
+static bool run_lines_with(int32_t front, const Stage *stage, const char *name, int threads,
+                           TokenShards *made, Error *error) {
     char path[STAGE_PATH_SIZE];
-    Tokenizer tokenizer = open_tokenizer();
+    Tokenizer tokenizer = open_tokenizer_with(front);
     ThreadPool *pool = thread_pool_create(threads, false);
     FILE *input = fopen(stage_path(stage, name, path), "r");
     assert_non_null(input);
@@ -117,12 +130,15 @@ static bool run_lines(const Stage *stage, const char *name, int threads, TokenSh
     return good;
 }
 
+static bool run_lines(const Stage *stage, const char *name, int threads, TokenShards *made, Error *error) {
+    return run_lines_with(-1, stage, name, threads, made, error);
+}
+
 // ---- Token files ----------------------------------------------------------------------
 
 // A shard ends with the document that fills it, and both sides go on with the next number.
-static void documents_become_shards(void **state) {
-    const Stage *stage = stage_of(state);
-    Tokenizer tokenizer = open_tokenizer();
+static void expect_shards(const Stage *stage, int32_t front) {
+    Tokenizer tokenizer = open_tokenizer_with(front);
     char prefix[STAGE_PATH_SIZE], name[64];
     Error error;
     write_stream(stage, "lines.jsonl", DOCUMENTS);
@@ -131,10 +147,12 @@ static void documents_become_shards(void **state) {
         uint64_t total = 0, empty = 0;
         int number = 0;
         TokenShards made = {.name = stage_path(stage, "plain", prefix), .most_tokens = MOST};
-        if (!run_lines(stage, "lines.jsonl", threads, &made, &error)) { fail_msg("%s", error.text); }
+        if (!run_lines_with(front, stage, "lines.jsonl", threads, &made, &error)) {
+            fail_msg("%s", error.text);
+        }
         for (int i = 0; i <= DOCUMENTS; i++) {
             Sample sample = make_sample(i);
-            Expected *document = expect_document(&tokenizer, &sample);
+            Expected *document = expect_document(&tokenizer, &sample, false);
             if (i < DOCUMENTS && document->count == 1) {
                 empty++;
             } else if (i < DOCUMENTS) {
@@ -162,11 +180,16 @@ static void documents_become_shards(void **state) {
     tokenizer_close(&tokenizer);
 }
 
+static void documents_become_shards(void **state) {
+    for (size_t i = 0; i < sizeof fronts / sizeof fronts[0]; i++) {
+        expect_shards(stage_of(state), fronts[i]);
+    }
+}
+
 // Each document is one sequence. Its first token and the filling are not predicted, and
 // neither is the token after the last sequence.
-static void padded_documents_are_sequences(void **state) {
-    const Stage *stage = stage_of(state);
-    Tokenizer tokenizer = open_tokenizer();
+static void expect_sequences(const Stage *stage, int32_t front) {
+    Tokenizer tokenizer = open_tokenizer_with(front);
     char prefix[STAGE_PATH_SIZE];
     Error error;
     write_stream(stage, "lines.jsonl", DOCUMENTS);
@@ -177,10 +200,10 @@ static void padded_documents_are_sequences(void **state) {
         uint64_t cut = 0, left_out = 0, sequences = 0;
         TokenShards made = {
             .name = stage_path(stage, "padded", prefix), .pad = (int)pad, .most_tokens = 1 << 30};
-        if (!run_lines(stage, "lines.jsonl", 2, &made, &error)) { fail_msg("%s", error.text); }
+        if (!run_lines_with(front, stage, "lines.jsonl", 2, &made, &error)) { fail_msg("%s", error.text); }
         for (int i = 0; i < DOCUMENTS; i++) {
             Sample sample = make_sample(i);
-            Expected *document = expect_document(&tokenizer, &sample);
+            Expected *document = expect_document(&tokenizer, &sample, true);
             bool counts = false;
             for (size_t k = 1; k < document->count && k < pad; k++) {
                 counts = counts || document->counts[k];
@@ -209,16 +232,22 @@ static void padded_documents_are_sequences(void **state) {
     tokenizer_close(&tokenizer);
 }
 
+static void padded_documents_are_sequences(void **state) {
+    for (size_t i = 0; i < sizeof fronts / sizeof fronts[0]; i++) {
+        expect_sequences(stage_of(state), fronts[i]);
+    }
+}
+
 // The lines of a document in parts are one document, with one end, on the side of its first line.
 static void parts_are_one_document(void **state) {
     const Stage *stage = stage_of(state);
     char prefix[STAGE_PATH_SIZE];
     Error error;
-    Tokenizer tokenizer = open_tokenizer();
+    Tokenizer tokenizer = open_tokenizer_with(400);
     Sample samples[3] = {{"", "one long story", false}, {"", "another", false}, {"", "one held out", true}};
-    Expected *expected = expect_document(&tokenizer, &samples[0]),
-             *more = expect_document(&tokenizer, &samples[1]),
-             *held = expect_document(&tokenizer, &samples[2]);
+    Expected *expected = expect_document(&tokenizer, &samples[0], false),
+             *more = expect_document(&tokenizer, &samples[1], false),
+             *held = expect_document(&tokenizer, &samples[2], false);
     for (size_t i = 0; i < more->count; i++) { expect_token(expected, more->ids[i], true); }
     stage_write(
         stage, "parts.jsonl",
@@ -226,7 +255,7 @@ static void parts_are_one_document(void **state) {
         "{\"text\": \" story\"}\n{\"text\": \"another\", \"else\": [1]}\n"
         "{\"text\": \"one\", \"more\": true, \"val\": true}\n{\"text\": \" held out\"}"); // no line end
     TokenShards made = {.name = stage_path(stage, "parts", prefix), .most_tokens = 1};
-    if (!run_lines(stage, "parts.jsonl", 1, &made, &error)) { fail_msg("%s", error.text); }
+    if (!run_lines_with(400, stage, "parts.jsonl", 1, &made, &error)) { fail_msg("%s", error.text); }
     assert_int_equal(made.number, 4); // a shard ends only with a document; the last one is empty
     assert_int_equal(made.documents, 3);
     assert_int_equal(made.tokens[0], expected->count);
@@ -250,7 +279,7 @@ static void only_the_first_part_is_padded(void **state) {
     Sample samples[2] = {{"", "one long", false}, {"", "a", false}};
     Expected *expected = (Expected *)calloc(1, sizeof *expected);
     for (int i = 0; i < 2; i++) {
-        Expected *document = expect_document(&tokenizer, &samples[i]);
+        Expected *document = expect_document(&tokenizer, &samples[i], true);
         for (size_t k = 0; k < 3; k++) {
             bool kept = k < document->count;
             expect_token(expected, kept ? document->ids[k] : END, kept && k > 0);
@@ -324,7 +353,8 @@ static Expected *expect_chat(const Tokenizer *tokenizer, const char *text, const
     return expected;
 }
 
-// Every part of a text that begins and ends somewhere, and a second one behind it.
+// Every part of a text that begins and ends somewhere, and a second one behind it. A chat has no
+// token in front but its template's.
 static void parts_of_a_chat_are_predicted(void **state) {
     static const char *const texts[2] = {"na\xC3\xAFve fox<|end|> the mill \xF0\x9F\x98\x80.",
                                          "it's<|end|>!the<|endoftext|>"};
@@ -355,7 +385,7 @@ static void parts_of_a_chat_are_predicted(void **state) {
         }
         assert_int_equal(fclose(file), 0);
         TokenShards made = {.name = stage_path(stage, "chats", prefix), .most_tokens = MOST * 10};
-        if (!run_lines(stage, "chats.jsonl", 2, &made, &error)) { fail_msg("%s", error.text); }
+        if (!run_lines_with(400, stage, "chats.jsonl", 2, &made, &error)) { fail_msg("%s", error.text); }
         expect_same_file(stage, "chats_train_00000.bin", expected, 0);
         assert_int_equal(made.left_out, left_out);
         free(expected);

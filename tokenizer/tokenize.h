@@ -4,14 +4,14 @@
 //   tokenize_lines    lines of JSON -> token files for training and validation, for
 //                     train_gpt tokenize, which tokenizer/prepare.py feeds
 //
-// Where the tokenizer puts a token in front of a text, such as Llama's <|begin_of_text|>, a document
+// Where the tokenizer puts a token in front of a text, as Llama's <|begin_of_text|>, a document
 // begins with it: models that were trained so are worse without it. It is predicted if the token
 // behind it is. A chat has what its template has. Each document is followed by the end-of-text
 // token, which is predicted. A chat that does not end with it anyway is followed by one that is not
-// predicted: its answers have ends of their own.
-// Where a document ends with the token's text, this text is the token. Other text that looks like a
-// special token is text, except in chats; it is counted. Bytes that are not UTF-8 become one token
-// each (tokenizer.h), and are counted, too. A token that is only read is ~id until it is written.
+// predicted: its answers have ends of their own. Where a document ends with the token's text, this
+// text is the token. Other text that looks like a special token is text, except in chats; it is
+// counted. Bytes that are not UTF-8 become one token each (tokenizer.h), and are counted, too. A
+// token that is only read is ~id until it is written.
 //
 // The calling thread reads and writes, all threads encode: the same, however many.
 #pragma once

@@ -263,6 +263,44 @@ static void perplexity_leaves_out_masked_tokens(void **state) {
     fixture_close(&fixture);
 }
 
+// A text is its documents, each between the tokens that stand in front of a text and behind it, as
+// in training. One token that does both stands between them once.
+static void perplexity_has_the_documents_of_training(void **state) {
+    (void)state;
+    static const char text[] = "the mill\n<|endoftext|>\nit's a fox\n<|endoftext|>\n<|endoftext|>\nthe fox";
+    static const char *const documents[] = {"the mill", "it's a fox", "the fox"};
+    static const int32_t fronts[] = {-1, 400, 0};
+    Fixture fixture;
+    Tokenizer tokenizer;
+    Error error;
+    Evaluated result;
+    if (!tokenizer_open(&tokenizer, "test/reference/tokenizer.json", &error)) { fail_msg("%s", error.text); }
+    assert_int_equal(tokenizer.end, 0);
+    fixture_open(&fixture, tokenizer.vocabulary);
+    for (size_t k = 0; k < sizeof fronts / sizeof fronts[0]; k++) {
+        TokenList expected = {NULL, 0, 0};
+        tokenizer.begin = fronts[k];
+        for (size_t i = 0; i < sizeof documents / sizeof documents[0]; i++) {
+            if (fronts[k] == 400) { token_list_add(&expected, 400); }
+            assert_true(
+                tokenizer_encode(&tokenizer, documents[i], strlen(documents[i]), false, &expected, &error));
+            token_list_add(&expected, 0);
+        }
+        EvaluateRequest request = make_request(&fixture, EVALUATE_PERPLEXITY,
+                                               write_file((const uint8_t *)text, strlen(text)), &tokenizer);
+        int counted, count = (int)expected.count;
+        request.T = 12;
+        evaluate_alone(&fixture, &request, &result);
+        double nats = plain_perplexity(&fixture, expected.ids, NULL, count, 12, 6, &counted);
+        assert_int_equal(result.summary.counted, counted);
+        assert_close(result.summary.nats, nats / counted, 1e-6 * nats / counted, "nats");
+        evaluate_set_close(&result.set);
+        token_list_free(&expected);
+    }
+    tokenizer_close(&tokenizer);
+    fixture_close(&fixture);
+}
+
 // ---- LAMBADA --------------------------------------------------------------------------
 
 // Makes small letters and spaces likely, and all other bytes unlikely.
@@ -774,6 +812,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(perplexity_is_that_of_a_plain_loop_over_windows),
         cmocka_unit_test(perplexity_leaves_out_masked_tokens),
+        cmocka_unit_test(perplexity_has_the_documents_of_training),
         cmocka_unit_test(lambada_is_that_of_plain_code),
         cmocka_unit_test(pairs_have_the_tokens_of_the_whole),
         cmocka_unit_test(texts_are_cleaned_as_the_harness_does),

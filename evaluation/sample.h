@@ -243,7 +243,11 @@ static inline bool sample_open(Sample *sample, const ModelConfig *config, Thread
     printf("\nsample     temperature %g, top-k %lld", options->temperature, (long long)options->top_k);
     if (options->top_p < 1) { printf(", top-p %g", options->top_p); }
     if (options->repetition_penalty > 1) { printf(", repetition penalty %g", options->repetition_penalty); }
-    printf("%s%s%s\n", ids[0] != '\0' ? ": " : "", ids, ids[0] != '\0' ? ", for there is no tokenizer" : "");
+    if (ids[0] != '\0') { printf(": %s, for there is no tokenizer", ids); }
+    if (options->interactive && sample->chat.root == NULL && sample->codec.kind == TEXT_CODEC_TOKENIZER) {
+        printf("; a text, no chat: that needs a chat.json (python -m tokenizer.chat MODEL)");
+    }
+    printf("\n");
     return true;
 }
 

@@ -168,7 +168,8 @@
      "A Hugging Face directory of a model to start from (config.json and model.safetensors), or a "
      "checkpoint, which contains one, or a run, for its newest checkpoint. It takes the place of --model.")
     OPTION("finetune", DATA, COMPARED_APART, TEXT, finetune, "", 0, "DIR", .relations = {INSTEAD_OF(model)},
-     .help = "As --from DIR, for fine-tuning: --lr auto is then a tenth of its usual value, --weight-decay "
+     .also = "model-name-or-path", .help =
+     "As --from DIR, for fine-tuning: --lr auto is then a tenth of its usual value, --weight-decay "
      "auto is 0. The optimizer state starts from zero. Tokens that the mask of a token file excludes are "
      "read, but their loss does not count.")
     OPTION("freeze", DATA, OTHER_BITS, TEXT, freeze, "", 0, "NAMES", .help =
@@ -183,10 +184,10 @@
      .relations = {NEEDS(lora_rank)}, .help =
      "Adapters count X / R. Larger acts as a larger --lr on what they add to the model.")
     OPTION("lora-on", DATA, OTHER_BITS, TEXT, lora_on, "*", 1, "NAMES", .relations = {NEEDS(lora_rank)},
-     .also = "lora-targets, target-modules", .help =
+     .also = "lora-targets, target-modules, lora-target-modules", .help =
      "Matrices of the layers that have adapters: patterns as for --freeze, such as q_proj,v_proj.")
     OPTION("data", DATA, BY_CONTENT, TEXT, data, "builtin", 1, "PATH|builtin",
-     .commands = FOR_TRAINING | FOR_EVALUATION, .also = "dataset", .help =
+     .commands = FOR_TRAINING | FOR_EVALUATION, .also = "dataset, data-path, train-file", .help =
      "Training text: builtin is an endless source of small stories whose entropy is known; otherwise text or "
      "token files (a quoted glob names several). 'a.bin:0.7,b.bin:0.3' mixes sources: of 10 samples 7 are of "
      "a.bin; each is validated and reported by itself. Text is tokenized by the model's tokenizer, once, "
@@ -217,7 +218,7 @@
      "documents are much shorter than --seq-len. Data must be token files that say which token that is, or "
      "text for a tokenizer.")
     OPTION("tokens", DATA, OTHER_BITS, COUNT, tokens, "1500k", 1, OPTION_NO_LIMIT, "N",
-     .also = "steps, max-steps, max-iters, iterations", .help =
+     .also = "steps, max-steps, max-iters, iterations, num-iterations, commits, max-commits", .help =
      "Length of the training in tokens over all ranks. k, M and G may follow the number: 1500k, 2M, 1.5G.")
     OPTION("epochs", DATA, SAME_BITS, REAL, epochs, "unset", 1e-6, 1e6, "X", .word = "unset",
      .relations = {INSTEAD_OF(tokens), NEEDS(data)}, .also = "num-epochs, num-train-epochs", .help =
@@ -304,8 +305,8 @@
      "Where a rank computes. auto: on a GPU, where the program was built for it and the node has one (the "
      "ranks of a node take its GPUs in turn); otherwise on the CPU. Ranks of one run may differ.")
     OPTION("precision", MACHINE, OTHER_BITS, CHOICE, precision, "auto", .choices = {"auto", "fp32", "bf16",
-     "fastest"}, .commands = FOR_TRAINING | FOR_EVALUATION, .measured = "fastest", .also = "dtype",
-     .meant = {"bfloat16", "bf16", "float32", "fp32"}, .help =
+     "fastest"}, .commands = FOR_TRAINING | FOR_EVALUATION, .measured = "fastest",
+     .also = "dtype, torch-dtype, bf16, fp16, amp", .meant = {"bfloat16", "bf16", "float32", "fp32"}, .help =
      "Number format of weights and activations; sums, master parameters and gradients are always fp32, "
      "moments as --moments says. auto: bf16 on a GPU, fp32 on a CPU. bf16 on a CPU is faster only where the "
      "processor multiplies bf16; the run measures that and says it. fastest: bf16 on a GPU, and on CPUs "
@@ -317,7 +318,7 @@
      "input's gradient the output's gradient is e5m2. Each matrix has one scale, sums are fp32. Gradients of "
      "weights and the head stay in bf16. Needs two bytes more for each parameter of the layers.")
     OPTION("recompute", MACHINE, SAME_BITS, CHOICE, recompute, "auto", .choices = {"auto", "none", "gelu",
-     "layernorm", "block"}, .help =
+     "layernorm", "block"}, .also = "gradient-checkpointing, activation-checkpointing", .help =
      "What the backward pass computes again instead of reading it from memory. gelu: the outputs of GELU; "
      "layernorm: also the outputs of the LayerNorms; block: whole layers, which takes a third more time and "
      "a fraction of the memory. auto: the least that fits into the GPU. On a CPU: none (auto) or block.")
@@ -385,7 +386,7 @@
     OPTION("merge", REPORT, SAME_BITS, SWITCH, merge, "on", .commands = FOR_EXPORTS, .help =
      "off: adapters become a GGUF of their own, for llama.cpp's --lora, instead of a part of the model.")
     OPTION("resume", REPORT, SAME_BITS, TEXT, resume, "off", 1, "off|auto|PATH",
-     .relations = {NEEDS_IF("auto", out)}, .of_one_run = true, .help =
+     .relations = {NEEDS_IF("auto", out)}, .of_one_run = true, .also = "resume-from-checkpoint", .help =
      "Continues from a checkpoint. auto: from the newest sound one in --out, where the log continues, too; a "
      "new run begins where there is none. PATH: from that one, or the newest one of that run, in a new "
      "--out. Options that are not given are as in that run. Ranks, rule and device may differ; the run then "

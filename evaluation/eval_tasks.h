@@ -162,14 +162,18 @@ static inline bool evaluate_read_texts(EvaluateSet *set, Error *error) {
     Text *texts = data_files_texts(set->data.files, set->data.file_count);
     TextCursor cursor = {.texts = texts, .count = set->data.file_count};
     int32_t front = encode_front(tokenizer, false);
-    bool good = true, begins = true;
-    for (DocumentPart part; good && text_next_part(&cursor, &part); begins = part.ends) {
-        if (begins && front >= 0) { token_list_add(&set->text, front); }
+    size_t begin = 0; // of the document, behind the token in front of it
+    bool good = true;
+    for (DocumentPart part; good && text_next_part(&cursor, &part);) {
+        if (part.begins && front >= 0) { token_list_add(&set->text, front); }
+        if (part.begins) { begin = set->text.count; }
         good = encode_text(tokenizer, &part, (const char *)part.bytes, part.count, &set->text, error);
-        if (part.ends) { token_list_add(&set->text, end_of_text); }
+        bool is_empty = set->text.count == begin;
+        if (part.ends && !is_empty) { token_list_add(&set->text, end_of_text); }
+        if (part.ends && is_empty) { set->text.count -= front >= 0; }
     }
     free(texts);
-    set->data.separator = (uint32_t)end_of_text + 1;
+    set->data.separator = (uint32_t)(front >= 0 ? front : end_of_text) + 1;
     return good && evaluate_take_text(set, error);
 }
 

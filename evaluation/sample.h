@@ -245,7 +245,7 @@ static inline bool sample_open(Sample *sample, const ModelConfig *config, Thread
     if (options->repetition_penalty > 1) { printf(", repetition penalty %g", options->repetition_penalty); }
     if (ids[0] != '\0') { printf(": %s, for there is no tokenizer", ids); }
     if (options->interactive && sample->chat.root == NULL && sample->codec.kind == TEXT_CODEC_TOKENIZER) {
-        printf("; a text, no chat: that needs a chat.json (python -m tokenizer.chat MODEL)");
+        printf("; this is no chat: there is no chat.json beside the tokenizer (docs/data.md, Chats)");
     }
     printf("\n");
     return true;
@@ -276,7 +276,10 @@ static inline bool sample_encode(const Sample *sample, const char *prompt, int *
     if (sample->last >= 0) { token_list_add(tokens, sample->last); }
     if (prompt[0] == '\0' && tokens->count > 0) { return true; }
     char *text = said ? chat_text(chat, sample->options->system, follows, prompt) : NULL;
-    bool begins = !said && !follows && tokens->count == 0; // a chat's template has that token itself
+    // A chat's template has the token in front of a text itself. Behind an end another text begins.
+    bool ended = sample->last >= 0 && sample->last != sample->codec.tokenizer.begin &&
+                 sample_is_end(sample, sample->last),
+         begins = !said && (follows || tokens->count > 0 ? ended : true);
     bool good = text_codec_encode(&sample->codec, said ? text : prompt, begins, tokens, error);
     free(text);
     thought[0] = thought[1] = *from + (int)tokens->count;

@@ -164,12 +164,11 @@
      "qwen3.")
     OPTION("from", DATA, COMPARED_APART, TEXT, from, "", 0, "DIR", .commands = FOR_TRAINING | FOR_SAMPLES |
      FOR_EVALUATION | FOR_AVERAGES | FOR_EXPORTS,
-     .relations = {INSTEAD_OF(model), INSTEAD_OF(finetune)}, .help =
+     .relations = {INSTEAD_OF(model), INSTEAD_OF(finetune)}, .also = "model-name-or-path", .help =
      "A Hugging Face directory of a model to start from (config.json and model.safetensors), or a "
      "checkpoint, which contains one, or a run, for its newest checkpoint. It takes the place of --model.")
     OPTION("finetune", DATA, COMPARED_APART, TEXT, finetune, "", 0, "DIR", .relations = {INSTEAD_OF(model)},
-     .also = "model-name-or-path", .help =
-     "As --from DIR, for fine-tuning: --lr auto is then a tenth of its usual value, --weight-decay "
+     .help = "As --from DIR, for fine-tuning: --lr auto is then a tenth of its usual value, --weight-decay "
      "auto is 0. The optimizer state starts from zero. Tokens that the mask of a token file excludes are "
      "read, but their loss does not count.")
     OPTION("freeze", DATA, OTHER_BITS, TEXT, freeze, "", 0, "NAMES", .help =

@@ -396,7 +396,7 @@ static inline void print_end(Run *run, uint64_t fingerprint, const RankPace *pac
            tokens = run->scheduler.gradients_done * reports->micro_batch_tokens;
     double planned = run->arena.bytes, used = arena_resident_bytes(&run->arena);
     double flops = tokens / seconds * reports->token_flops;
-    char word[4 * RUN_PATH_SIZE + 3], share[64] = "", print[32];
+    char word[4 * RUN_PATH_SIZE + 3], share[48] = "", print[32];
     snprintf(print, sizeof print, "%016llx", (unsigned long long)fingerprint);
     text_for_shell(run->directory, word, sizeof word);
     terminal_clear(&run->terminal);
@@ -407,9 +407,7 @@ static inline void print_end(Run *run, uint64_t fingerprint, const RankPace *pac
                : whole ? "--tokens with a larger --stop-after"
                        : "--stop-after");
     } else {
-        if (flops > reports->peak_flops) { // as when several runs share a machine
-            snprintf(share, sizeof share, ", above the peak: other work slowed its measuring");
-        } else if (reports->peak_flops > 0) {
+        if (reports->peak_flops > 0) {
             snprintf(share, sizeof share, ", %.1f %% of the peak", 100 * flops / reports->peak_flops);
         }
         printf("\ntrained    %lld %s%s, %.0f tokens in %.1f s: %.0f tokens/s, %.1f GFLOP/s over all "

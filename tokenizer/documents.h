@@ -35,6 +35,7 @@ typedef struct DocumentPart {
     char *owned;          // the same, to be freed with the part; NULL: they belong to another
     size_t count;
     size_t line;   // of JSON, from 1 on; 0: the bytes are text
+    bool begins;   // the document begins here, for certain
     bool ends;     // the document ends here. Of JSON it is known once the line is encoded, and so are these:
     bool held_out; // for validation
     bool is_chat;
@@ -119,7 +120,7 @@ static inline bool text_next_part(void *source, DocumentPart *part) {
             cursor->empty += separator > 0;
             continue;
         }
-        const DocumentPart found = {.bytes = bytes, .count = count, .ends = ends};
+        const DocumentPart found = {.bytes = bytes, .count = count, .begins = !continued, .ends = ends};
         *part = found;
         return true;
     }
@@ -130,8 +131,19 @@ static inline bool text_next_part(void *source, DocumentPart *part) {
 typedef struct JsonLines {
     FILE *file;
     size_t line;
-    int problem; // why no more could be read, as in errno; 0: the file has ended
+    bool continued; // the next line may belong to the document of the line before it
+    int problem;    // why no more could be read, as in errno; 0: the file has ended
 } JsonLines;
+
+// Whether a line of JSON may say that its document continues: a name "more" is in it.
+static inline bool json_line_may_continue(const char *text, size_t count) {
+    static const char name[] = "\"more\"";
+    const char *end = text + count;
+    for (const char *at = text; (at = (const char *)memchr(at, '"', (size_t)(end - at))) != NULL; at++) {
+        if ((size_t)(end - at) >= sizeof name - 1 && memcmp(at, name, sizeof name - 1) == 0) { return true; }
+    }
+    return false;
+}
 
 // NextPart of JsonLines; each part owns its line. Lines of blanks are skipped.
 static inline bool json_lines_next(void *source, DocumentPart *part) {
@@ -154,8 +166,12 @@ static inline bool json_lines_next(void *source, DocumentPart *part) {
         size_t mark = lines->line == 1 ? utf8_mark(text, count) : 0;
         for (blank = mark; blank < count && memchr(" \t\r", text[blank], 3) != NULL; blank++) {}
         if (blank == count) { continue; }
-        const DocumentPart found = {
-            .bytes = (const uint8_t *)text + mark, .owned = text, .count = count - mark, .line = lines->line};
+        const DocumentPart found = {.bytes = (const uint8_t *)text + mark,
+                                    .owned = text,
+                                    .count = count - mark,
+                                    .line = lines->line,
+                                    .begins = !lines->continued};
+        lines->continued = json_line_may_continue(text, count);
         *part = found;
         return true;
     }

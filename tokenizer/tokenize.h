@@ -51,7 +51,14 @@ static inline void encoder_drop_parts(Encoder *encoder) {
 // Encodes the text of a part that is no chat. part->ends is known.
 static inline bool encode_text(const Tokenizer *tokenizer, DocumentPart *part, const char *text, size_t count,
                                TokenList *tokens, Error *error) {
-    const AddedToken *end = tokenizer_added(tokenizer, NULL, tokenizer->end);
+    const AddedToken *end = tokenizer_added(tokenizer, NULL, tokenizer->end),
+                     *front = tokenizer_added(tokenizer, NULL, tokenizer->begin);
+    if (part->begins && front != NULL && count >= front->length &&
+        memcmp(text, front->text, front->length) == 0) {
+        text += front->length; // what is written as the token in front of a text is that token
+        count -= front->length;
+    }
+    part->begins = false;
     size_t left = count, length = 0;
     while (part->ends && left > 0 && memchr(" \t\r\n", text[left - 1], 4) != NULL) { left--; }
     if (part->ends && end != NULL && left >= end->length &&
@@ -139,6 +146,7 @@ static inline bool encode_line(const Tokenizer *tokenizer, DocumentPart *part, T
         good = bytes != NULL ||
                error_set(error, "line %zu: 'bytes' says that 'text' has only characters to U+00FF", line);
     }
+    part->begins &= learn == NULL;
     good = good && (prompt == NULL || encode_text(tokenizer, part, prompt, prompt_bytes, tokens, error));
     for (size_t i = before; i < tokens->count; i++) { tokens->ids[i] = ~tokens->ids[i]; }
     part->ends = more == 0;
@@ -231,7 +239,8 @@ typedef struct TokenShards {
     int side;                                 // of the document, as its first part says
     bool is_odd, is_lossy, spells, holds_end; // of the document that continues, so far
     size_t length;                            // tokens of that, so far
-    int32_t front;                            // goes in front of its first token of text; -1: none, or done
+    int32_t front;                            // the token in front of it; -1: none
+    bool fronted;                             // which is there
     TokenList sequence;                       // with padding: the first `pad` tokens of the document
 } TokenShards;
 
@@ -307,17 +316,18 @@ static inline bool token_shards_take(TokenShards *shards, const DocumentPart *pa
         shards->side = part->held_out ? SHARDS_VALIDATION : SHARDS_TRAIN;
         shards->length = shards->sequence.count = 0;
         shards->front = part->is_chat ? -1 : encode_front(shards->tokenizer, pads);
+        shards->fronted = false;
     }
     TokenWriter *writer = &shards->writers[shards->side];
     size_t pad = (size_t)shards->pad, kept = part->tokens, predicted = 0;
-    bool has_front = shards->front >= 0 && part->tokens > part->ends;
-    int32_t front = has_front && ids[0] < 0 ? ~shards->front : shards->front;
-    if (has_front) { shards->front = -1; }
-    if (has_front && pads) { token_list_add(&shards->sequence, front); }
+    bool puts_front = shards->front >= 0 && !shards->fronted && part->tokens > part->ends;
+    int32_t front = puts_front && ids[0] < 0 ? ~shards->front : shards->front;
+    shards->fronted |= puts_front;
+    if (puts_front && pads) { token_list_add(&shards->sequence, front); }
     for (size_t i = 0; i < part->tokens && shards->sequence.count < pad; i++) {
         token_list_add(&shards->sequence, ids[i]);
     }
-    shards->length += part->tokens + has_front;
+    shards->length += part->tokens + puts_front;
     shards->continued = !part->ends;
     shards->bytes += (int64_t)part->count;
     shards->is_odd = part->is_odd || (!begins && shards->is_odd);
@@ -351,11 +361,15 @@ static inline bool token_shards_take(TokenShards *shards, const DocumentPart *pa
         const char *name = shards->most_tokens > 0 ? path : shards->name;
         if (!token_writer_begin(writer, name, shards->tokenizer, shards->pad, error)) { return false; }
     }
-    if (shards->holds_end) { writer->header.separator = 0; }
+    // The first token of each document divides them, if it is the same of all and nowhere else.
+    uint32_t separator =
+        shards->holds_end ? 0 : 1 + (uint32_t)(shards->front >= 0 ? shards->front : shards->tokenizer->end);
+    bool divides = writer->header.token_count == 0 || writer->header.separator == separator;
+    writer->header.separator = divides ? separator : 0;
     shards->sequences[shards->side] += pads;
     int32_t first = pads ? ~token_id(ids[0]) : 0, padding = ~shards->tokenizer->end;
     bool good = (!pads || token_writer_add(writer, &first, 1, error)) &&
-                (pads || !has_front || token_writer_add(writer, &front, 1, error)) &&
+                (pads || !puts_front || token_writer_add(writer, &front, 1, error)) &&
                 token_writer_add(writer, ids + pads, kept - pads, error);
     for (size_t i = kept; good && i < pad; i++) { good = token_writer_add(writer, &padding, 1, error); }
     shards->unwritten = !good;
@@ -401,8 +415,8 @@ static inline bool token_shards_end(TokenShards *shards, bool good, Error *error
 // tokenizer differs, so such a file can be used again.
 static inline void texts_name(const Text *texts, int count, const Tokenizer *tokenizer,
                               char name[TEXTS_NAME_SIZE]) {
-    int32_t marks[2] = {tokenizer->begin, tokenizer->end};
-    uLong sum = crc32_z(tokenizer->sum, (const Bytef *)marks, sizeof marks);
+    int32_t marks[2] = {tokenizer->end, tokenizer->begin};
+    uLong sum = crc32_z(tokenizer->sum, (const Bytef *)marks, (tokenizer->begin < 0 ? 1 : 2) * sizeof *marks);
     for (int i = 0; i < count; i++) {
         uint64_t size = texts[i].size;
         sum = crc32_z(sum, (const Bytef *)&size, sizeof size);

@@ -773,6 +773,47 @@ static void a_text_is_evaluated_as_its_tokens_are(void **state) {
     munmap((void *)shard.bytes, shard.size);
 }
 
+// The token that tokenizer.json puts in front of a text begins each document, in the tokens of a
+// run as in an evaluation of the text.
+static void a_token_in_front_begins_each_document(void **state) {
+    Stage *stage = stage_of(state);
+    const char *after[2];
+    shell(stage, "cp -r bpe fronted && sed -i 's/\"post_processor\":null/\"post_processor\":{\"type\": "
+                 "\"TemplateProcessing\", \"single\": [{\"SpecialToken\": {\"id\": \"<|end|>\"}}, "
+                 "{\"Sequence\": {\"id\": \"A\"}}]}/' fronted/tokenizer.json && ! cmp -s "
+                 "bpe/tokenizer.json fronted/tokenizer.json");
+    run_base(stage, 0, 0, "--tokenizer fronted --data documents.txt --attend document --out fronts");
+    shell(stage, "cp fronts/tokens-*.bin fronts.bin");
+    for (int i = 0; i < 2; i++) {
+        char arguments[256];
+        snprintf(arguments, sizeof arguments, "eval --from fronts --attend document --data %s --stride 5",
+                 i == 0 ? "fronts.bin" : "documents.txt");
+        Outcome outcome = program_run(stage, 0, arguments);
+        outcome_check(&outcome, 0, arguments);
+        after[i] = strstr(outcome.output, "\nwindows");
+        assert_non_null(after[i]);
+    }
+    assert_string_equal(after[0], after[1]);
+    Text shard = map_text("test/reference/documents_shard.bin");
+    char path[STAGE_PATH_SIZE];
+    size_t size = 0, at = 0;
+    TokenFile plain, fronted;
+    Error error;
+    void *bytes = file_map(stage_path(stage, "fronts.bin", path), "a file", &size, &error);
+    assert_true(bytes != NULL && token_file_open(&fronted, path, bytes, size, TOKEN_FILE_CHECK_ALL, &error) &&
+                token_file_open(&plain, "shard", shard.bytes, shard.size, TOKEN_FILE_CHECK_ALL, &error));
+    assert_int_equal(fronted.separator, 401);
+    for (size_t i = 0; i < plain.token_count; i++) {
+        if (i == 0 || token_file_token(&plain, i - 1) == 0) {
+            assert_int_equal(token_file_token(&fronted, at++), 400);
+        }
+        assert_int_equal(token_file_token(&fronted, at++), token_file_token(&plain, i));
+    }
+    assert_int_equal(fronted.token_count, at);
+    munmap(bytes, size);
+    munmap((void *)shard.bytes, shard.size);
+}
+
 // Each rank has the parameters, and a share of the windows.
 static void an_evaluation_is_that_of_any_number_of_ranks(void **state) {
     static const char *const numbers[] = {"\nwindows ", "\ntokens ", "\nnats per token", "\nbits per byte"};
@@ -1311,6 +1352,7 @@ int main(int argc, char **argv) {
         DATA_TEST(byte_order_marks_are_skipped),
         DATA_TEST(another_token_ends_a_text),
         DATA_TEST(a_text_is_evaluated_as_its_tokens_are),
+        DATA_TEST(a_token_in_front_begins_each_document),
         DATA_TEST(an_evaluation_is_that_of_any_number_of_ranks),
         DATA_TEST(the_tokenizer_may_be_a_file),
         DATA_TEST(a_damaged_model_is_refused_by_every_command),

@@ -1791,13 +1791,7 @@ static void a_long_run_tells_its_share_of_the_product_rate(void **state) {
     const char *line = strstr(outcome.output, "\npeak       ");
     assert_true(line != NULL &&
                 sscanf(line, "\npeak %lf TFLOP/s over all ranks: products of a layer", &peak) == 1);
-    const char *rate = strstr(outcome.output, " tokens/s, ");
-    double gflops = 0;
-    assert_true(rate != NULL && sscanf(rate, " tokens/s, %lf GFLOP/s over all ranks", &gflops) == 1);
-    text_check(outcome.output,
-               gflops > 1e3 * peak ? " ranks, above the peak: other work slowed its measuring\n"
-                                   : " % of the peak\n",
-               training.what);
+    text_check(outcome.output, " % of the peak\n", training.what);
     json_t *events = log_read(stage, training.out), *report = log_event_of(events, "report", 0);
     double share = log_number(report, "model_tflops") / peak;
     assert_true(share > 0); // of a tiny model; on a loaded machine it may be above 1

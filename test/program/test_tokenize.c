@@ -275,7 +275,7 @@ static void only_the_first_part_is_padded(void **state) {
     const Stage *stage = stage_of(state);
     char prefix[STAGE_PATH_SIZE];
     Error error;
-    Tokenizer tokenizer = open_tokenizer();
+    Tokenizer tokenizer = open_tokenizer_with(400);
     Sample samples[2] = {{"", "one long", false}, {"", "a", false}};
     Expected *expected = (Expected *)calloc(1, sizeof *expected);
     for (int i = 0; i < 2; i++) {
@@ -290,11 +290,58 @@ static void only_the_first_part_is_padded(void **state) {
     stage_write(stage, "parts.jsonl",
                 "{\"text\": \"one long\", \"more\": true}\n{\"text\": \" story\"}\n{\"text\": \"a\"}\n");
     TokenShards made = {.name = stage_path(stage, "first", prefix), .pad = 3, .most_tokens = MOST};
-    if (!run_lines(stage, "parts.jsonl", 1, &made, &error)) { fail_msg("%s", error.text); }
+    if (!run_lines_with(400, stage, "parts.jsonl", 1, &made, &error)) { fail_msg("%s", error.text); }
     expect_same_file(stage, "first_train_00000.bin", expected, 3);
     assert_int_equal(made.documents, 2);
+    assert_int_equal(made.cut, 1);
     free(expected);
     tokenizer_close(&tokenizer);
+}
+
+// A document that begins with the text of the token in front of a text has the token, once.
+// Elsewhere, and where no such token is, the text is letters. An empty first part does not take the
+// token.
+static void the_token_in_front_may_be_written(void **state) {
+    static const struct {
+        const char *lines;
+        int32_t front;
+        bool has_front, prompts;
+        const char *first, *second; // of the document, each encoded by itself
+    } cases[] = {
+        {"{\"text\": \"<|end|>the mill\"}", 400, true, false, "the mill", ""},
+        {"{\"text\": \"<|end|><|end|>the\"}", 400, true, false, "<|end|>the", ""},
+        {"{\"text\": \"<|end|>the mill\"}", -1, false, false, "<|end|>the mill", ""},
+        {"{\"text\": \"the\", \"more\": true}\n{\"text\": \"<|end|>mill\"}", 400, true, false, "the",
+         "<|end|>mill"},
+        {"{\"text\": \"\", \"more\": true}\n{\"text\": \"mill\"}", 400, true, false, "", "mill"},
+        {"{\"text\": \"<|end|>mill\", \"prompt\": \"<|end|>the\"}", 400, true, true, "the", "<|end|>mill"},
+    };
+    const Stage *stage = stage_of(state);
+    char prefix[STAGE_PATH_SIZE];
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Tokenizer tokenizer = open_tokenizer();
+        Expected *expected = (Expected *)calloc(1, sizeof *expected);
+        Error error;
+        if (cases[i].has_front) { expect_token(expected, 400, !cases[i].prompts); }
+        for (int part = 0; part < 2; part++) {
+            const char *text = part == 0 ? cases[i].first : cases[i].second;
+            TokenList ids = {NULL, 0, 0};
+            assert_true(tokenizer_encode(&tokenizer, text, strlen(text), false, &ids, &error));
+            for (size_t k = 0; k < ids.count; k++) {
+                expect_token(expected, ids.ids[k], part == 1 || !cases[i].prompts);
+            }
+            token_list_free(&ids);
+        }
+        expect_token(expected, END, true);
+        stage_write(stage, "written.jsonl", cases[i].lines);
+        TokenShards made = {.name = stage_path(stage, "written", prefix), .most_tokens = MOST};
+        if (!run_lines_with(cases[i].front, stage, "written.jsonl", 2, &made, &error)) {
+            fail_msg("%s", error.text);
+        }
+        expect_same_file(stage, "written_train_00000.bin", expected, 0);
+        free(expected);
+        tokenizer_close(&tokenizer);
+    }
 }
 
 // What is counted of a document in parts is of all its parts, once: here bytes that are no UTF-8,
@@ -397,26 +444,29 @@ static void parts_of_a_chat_are_predicted(void **state) {
 static void a_file_says_what_divides_its_documents(void **state) {
     static const struct {
         const char *stream;
-        uint32_t separator;
+        uint32_t separator, fronted; // without a token in front of a text, and with one
     } cases[] = {
-        {"{\"text\": \"a<|endoftext|>b\"}\n", END + 1}, // not a chat: letters
-        {"{\"text\": \"ab<|endoftext|>\", \"learn\": [[1, 15]]}\n{\"text\": \"c\"}\n", END + 1},
-        {"{\"text\": \"ab\", \"learn\": [[1, 2]]}\n", END + 1},
-        {"{\"text\": \"c\"}\n{\"text\": \"a<|endoftext|>b\", \"learn\": [[0, 2]]}\n{\"text\": \"c\"}\n", 0},
-        {"{\"text\": \"a<|endoftext|>\", \"learn\": [[0, 2]], \"more\": true}\n{\"text\": \"c\"}\n", 0},
+        {"{\"text\": \"a<|endoftext|>b\"}\n", END + 1, 401}, // not a chat: letters
+        {"{\"text\": \"ab<|endoftext|>\", \"learn\": [[1, 15]]}\n{\"text\": \"c\"}\n", END + 1, 0},
+        {"{\"text\": \"ab\", \"learn\": [[1, 2]]}\n", END + 1, END + 1},
+        {"{\"text\": \"c\"}\n{\"text\": \"a<|endoftext|>b\", \"learn\": [[0, 2]]}\n{\"text\": \"c\"}\n", 0,
+         0},
+        {"{\"text\": \"a<|endoftext|>\", \"learn\": [[0, 2]], \"more\": true}\n{\"text\": \"c\"}\n", 0, 0},
     };
     const Stage *stage = stage_of(state);
     char prefix[STAGE_PATH_SIZE], path[STAGE_PATH_SIZE];
     Error error;
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t k = 0; k < 2 * sizeof cases / sizeof cases[0]; k++) {
+        size_t i = k / 2;
+        uint32_t separator = k % 2 == 0 ? cases[i].separator : cases[i].fronted;
         TokenShards made = {.name = stage_path(stage, "divided", prefix), .most_tokens = MOST};
         TokenFile file;
         size_t size = 0;
         stage_write(stage, "divided.jsonl", cases[i].stream);
-        assert_true(run_lines(stage, "divided.jsonl", 2, &made, &error));
+        assert_true(run_lines_with(k % 2 == 0 ? -1 : 400, stage, "divided.jsonl", 2, &made, &error));
         void *bytes = file_map(stage_path(stage, "divided_train_00000.bin", path), "a file", &size, &error);
         assert_true(bytes != NULL && token_file_open(&file, path, bytes, size, TOKEN_FILE_CHECK_ALL, &error));
-        if (file.separator != cases[i].separator) { fail_msg("%u: %s", file.separator, cases[i].stream); }
+        if (file.separator != separator) { fail_msg("%u: %s", file.separator, cases[i].stream); }
         munmap(bytes, size);
     }
 }
@@ -591,6 +641,7 @@ int main(void) {
         TOKENIZE_TEST(documents_become_shards),
         TOKENIZE_TEST(padded_documents_are_sequences),
         TOKENIZE_TEST(only_the_first_part_is_padded),
+        TOKENIZE_TEST(the_token_in_front_may_be_written),
         TOKENIZE_TEST(parts_are_counted_as_one_document),
         TOKENIZE_TEST(a_chat_that_learns_its_first_token_alone_is_left_out),
         TOKENIZE_TEST(lines_are_whole),

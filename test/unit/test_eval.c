@@ -267,8 +267,9 @@ static void perplexity_leaves_out_masked_tokens(void **state) {
 // in training. One token that does both stands between them once.
 static void perplexity_has_the_documents_of_training(void **state) {
     (void)state;
-    static const char text[] = "the mill\n<|endoftext|>\nit's a fox\n<|endoftext|>\n<|endoftext|>\nthe fox";
-    static const char *const documents[] = {"the mill", "it's a fox", "the fox"};
+    static const char text[] = "the mill\n<|endoftext|>\nit's a fox\n<|endoftext|>\n<|endoftext|>\n<|end|>\n"
+                               "<|endoftext|>\nthe fox";
+    static const char *const documents[] = {"the mill", "it's a fox", "<|end|>", "the fox"};
     static const int32_t fronts[] = {-1, 400, 0};
     Fixture fixture;
     Tokenizer tokenizer;
@@ -281,6 +282,7 @@ static void perplexity_has_the_documents_of_training(void **state) {
         TokenList expected = {NULL, 0, 0};
         tokenizer.begin = fronts[k];
         for (size_t i = 0; i < sizeof documents / sizeof documents[0]; i++) {
+            if (fronts[k] == 400 && i == 2) { continue; } // the token in front, and nothing behind it
             if (fronts[k] == 400) { token_list_add(&expected, 400); }
             assert_true(
                 tokenizer_encode(&tokenizer, documents[i], strlen(documents[i]), false, &expected, &error));

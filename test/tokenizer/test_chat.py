@@ -309,6 +309,13 @@ class Pieces(ChatTest):
         self.assertEqual(self.pieces()["next"][0], "<|endoftext|>\n\n### User:\n")
         self.assertEqual(self.derive(None)[0], 0)  # now the template is in the directory
         self.assertEqual(self.pieces()["next"][0], "<|endoftext|>\n\n### User:\n")
+        self.assertEqual(self.pieces()["first"][0], "<|begin_of_text|>### User:\n")
+        config = self.directory / "bpe/tokenizer_config.json"
+        names = json.loads(config.read_text())
+        for begin in ("<|endoftext|>", None):  # as GPT-2 has it, and as Qwen
+            config.write_text(json.dumps(names | {"bos_token": begin}))
+            self.assertEqual(self.derive(None)[0], 0)
+            self.assertEqual(self.pieces()["first"][0], "### User:\n")
 
     def test_templates_that_cannot_be_taken_apart(self):
         for template, words in (

@@ -299,22 +299,26 @@ static void only_the_first_part_is_padded(void **state) {
 }
 
 // A document that begins with the text of the token in front of a text has the token, once.
-// Elsewhere, and where no such token is, the text is letters. An empty first part does not take the
-// token.
+// Elsewhere, in chats, and where no such token is, the text is letters. An empty first part does
+// not take the token.
 static void the_token_in_front_may_be_written(void **state) {
     static const struct {
-        const char *lines;
         int32_t front;
-        bool has_front, prompts;
-        const char *first, *second; // of the document, each encoded by itself
+        const char *lines;
+        const char *tokens[8]; // "<": the token in front; ">": the end; ~: only read; others: a text's
     } cases[] = {
-        {"{\"text\": \"<|end|>the mill\"}", 400, true, false, "the mill", ""},
-        {"{\"text\": \"<|end|><|end|>the\"}", 400, true, false, "<|end|>the", ""},
-        {"{\"text\": \"<|end|>the mill\"}", -1, false, false, "<|end|>the mill", ""},
-        {"{\"text\": \"the\", \"more\": true}\n{\"text\": \"<|end|>mill\"}", 400, true, false, "the",
-         "<|end|>mill"},
-        {"{\"text\": \"\", \"more\": true}\n{\"text\": \"mill\"}", 400, true, false, "", "mill"},
-        {"{\"text\": \"<|end|>mill\", \"prompt\": \"<|end|>the\"}", 400, true, true, "the", "<|end|>mill"},
+        {400, "{\"text\": \"<|end|>the mill\"}", {"<", "the mill", ">"}},
+        {400, "{\"text\": \"<|end|><|end|>the\"}", {"<", "<|end|>the", ">"}},
+        {-1, "{\"text\": \"<|end|>the mill\"}", {"<|end|>the mill", ">"}},
+        {400, "{\"text\": \"the\"}\n{\"text\": \"<|end|>fox\"}", {"<", "the", ">", "<", "fox", ">"}},
+        {400,
+         "{\"text\": \"the\", \"more\": true}\n{\"text\": \"<|end|>fox\"}",
+         {"<", "the", "<|end|>fox", ">"}},
+        {400, "{\"text\": \"\", \"more\": true}\n{\"text\": \"mill\"}", {"<", "mill", ">"}},
+        {400, "{\"text\": \"<|end|>fox\", \"prompt\": \"<|end|>the\"}", {"~<", "~the", "<|end|>fox", ">"}},
+        {400,
+         "{\"text\": \"fox\", \"learn\": [[0, 3]], \"prompt\": \"<|end|>the\"}",
+         {"~<|end|>the", "fox", "~>"}},
     };
     const Stage *stage = stage_of(state);
     char prefix[STAGE_PATH_SIZE];
@@ -322,17 +326,20 @@ static void the_token_in_front_may_be_written(void **state) {
         Tokenizer tokenizer = open_tokenizer();
         Expected *expected = (Expected *)calloc(1, sizeof *expected);
         Error error;
-        if (cases[i].has_front) { expect_token(expected, 400, !cases[i].prompts); }
-        for (int part = 0; part < 2; part++) {
-            const char *text = part == 0 ? cases[i].first : cases[i].second;
+        for (const char *const *token = cases[i].tokens; *token != NULL; token++) {
+            bool counts = (*token)[0] != '~';
+            const char *text = *token + !counts;
             TokenList ids = {NULL, 0, 0};
-            assert_true(tokenizer_encode(&tokenizer, text, strlen(text), false, &ids, &error));
-            for (size_t k = 0; k < ids.count; k++) {
-                expect_token(expected, ids.ids[k], part == 1 || !cases[i].prompts);
+            if (strcmp(text, "<") == 0) {
+                token_list_add(&ids, 400);
+            } else if (strcmp(text, ">") == 0) {
+                token_list_add(&ids, END);
+            } else {
+                assert_true(tokenizer_encode(&tokenizer, text, strlen(text), false, &ids, &error));
             }
+            for (size_t k = 0; k < ids.count; k++) { expect_token(expected, ids.ids[k], counts); }
             token_list_free(&ids);
         }
-        expect_token(expected, END, true);
         stage_write(stage, "written.jsonl", cases[i].lines);
         TokenShards made = {.name = stage_path(stage, "written", prefix), .most_tokens = MOST};
         if (!run_lines_with(cases[i].front, stage, "written.jsonl", 2, &made, &error)) {

@@ -299,6 +299,19 @@ static void perplexity_has_the_documents_of_training(void **state) {
         evaluate_set_close(&result.set);
         token_list_free(&expected);
     }
+    // A document that is read in parts begins once.
+    size_t long_size = TEXT_DOCUMENT_BYTES + 1000, begins = 0;
+    char *long_text = (char *)malloc(long_size);
+    for (size_t i = 0; i < long_size; i++) { long_text[i] = "the mill "[i % 9]; }
+    tokenizer.begin = 400;
+    EvaluateRequest request = make_request(&fixture, EVALUATE_PERPLEXITY,
+                                           write_file((const uint8_t *)long_text, long_size), &tokenizer);
+    EvaluateSet set;
+    assert_true(evaluate_set_open(&set, &request, &error));
+    for (size_t i = 0; i < set.text.count; i++) { begins += set.text.ids[i] == 400; }
+    assert_int_equal(begins, 1);
+    evaluate_set_close(&set);
+    free(long_text);
     tokenizer_close(&tokenizer);
     fixture_close(&fixture);
 }

@@ -291,6 +291,49 @@ static void test_conversations(void **state) {
     assert_true(given != NULL || rmdir(directory) == 0);
 }
 
+// What is typed goes on with the text. Where the model has ended that, another text begins, with the
+// token in front of texts: here 400, and 0 ends them. One that does both stands there already.
+static void test_goes_on(void **state) {
+    (void)state;
+    static const struct {
+        int32_t begin, last; // of the text before: -1, there is none
+        const char *typed;
+        size_t count;
+        int32_t tokens[2]; // the first; those of `typed` follow
+    } cases[] = {
+        {400, -1, "a", 1, {400}}, {400, 7, "a", 1, {7}},        {400, 0, "a", 2, {0, 400}},
+        {400, 0, "", 1, {0}},     {0, 0, "a", 1, {0}},          {-1, 0, "a", 1, {0}},
+        {-1, -1, "a", 0, {0}},    {400, 0, "<|end|>a", 1, {0}},
+    };
+    int32_t text[8] = {0};
+    Options options = {.system = ""};
+    Sample sample = {.options = &options};
+    Error error;
+    assert_true(text_codec_open(&sample.codec, "test/reference/tokenizer.json", false, 1 << 20, &error));
+    token_list_add(&sample.ends, 0);
+    sample.sampler.text = text;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        TokenList tokens = {NULL, 0, 0}, typed = {NULL, 0, 0};
+        int from, thought[2] = {0, 0};
+        sample.codec.tokenizer.begin = cases[i].begin;
+        sample.last = cases[i].last;
+        sample.sampler.length = cases[i].last < 0 ? 0 : 3;
+        assert_true(sample_encode(&sample, cases[i].typed, &from, thought, &tokens, &error));
+        assert_true(tokenizer_encode(&sample.codec.tokenizer, cases[i].typed, strlen(cases[i].typed), true,
+                                     &typed, &error));
+        assert_int_equal(from, sample.sampler.length);
+        assert_int_equal(tokens.count, cases[i].count + typed.count);
+        for (size_t k = 0; k < tokens.count; k++) {
+            assert_int_equal(tokens.ids[k],
+                             k < cases[i].count ? cases[i].tokens[k] : typed.ids[k - cases[i].count]);
+        }
+        token_list_free(&tokens);
+        token_list_free(&typed);
+    }
+    token_list_free(&sample.ends);
+    text_codec_close(&sample.codec);
+}
+
 // The blanks are those of Python, whose strip() is a template's trim: also U+3000, as in Japanese.
 static void test_trim(void **state) {
     (void)state;
@@ -321,6 +364,7 @@ int main(void) {
         cmocka_unit_test(test_choose),
         cmocka_unit_test(test_largest),
         cmocka_unit_test(test_conversations),
+        cmocka_unit_test(test_goes_on),
         cmocka_unit_test(test_trim),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -291,8 +291,8 @@ static void test_conversations(void **state) {
     assert_true(given != NULL || rmdir(directory) == 0);
 }
 
-// What is typed goes on with the text. Where the model has ended that, another text begins, with the
-// token in front of texts: here 400, and 0 ends them. One that does both stands there already.
+// What is typed goes on with the text. Where the model has ended that, another text begins, with
+// the token in front of texts: here 400, and 0 ends them. One that does both stands there already.
 static void test_goes_on(void **state) {
     (void)state;
     static const struct {

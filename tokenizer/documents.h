@@ -39,7 +39,9 @@ typedef struct DocumentPart {
     bool ends;     // the document ends here. Of JSON it is known once the line is encoded, and so are these:
     bool held_out; // for validation
     bool is_chat;
-    bool holds_end;      // a chat: the end-of-text token stands within it
+    bool has_prompt;     // a text of which the beginning is only read
+    int32_t divider;     // the token that divides documents of its kind
+    bool holds_divider;  // a chat: that stands within it, too
     bool is_odd;         // some of its bytes are not UTF-8
     bool is_lossy;       // some have no token
     const char *spelled; // a special token that it has in letters; NULL: none
@@ -60,6 +62,7 @@ typedef struct TextCursor {
     int count, index;
     size_t at;      // in texts[index]
     bool continued; // within a document
+    bool given;     // of which there was a part already
     size_t empty;   // documents before here that were left out, because they have no text
 } TextCursor;
 
@@ -120,7 +123,8 @@ static inline bool text_next_part(void *source, DocumentPart *part) {
             cursor->empty += separator > 0;
             continue;
         }
-        const DocumentPart found = {.bytes = bytes, .count = count, .begins = !continued, .ends = ends};
+        const DocumentPart found = {.bytes = bytes, .count = count, .begins = !cursor->given, .ends = ends};
+        cursor->given = !ends;
         *part = found;
         return true;
     }
@@ -135,12 +139,15 @@ typedef struct JsonLines {
     int problem;    // why no more could be read, as in errno; 0: the file has ended
 } JsonLines;
 
-// Whether a line of JSON may say that its document continues: a name "more" is in it.
+// Whether a line of JSON may say that its document continues: a member "more" is there, and true.
 static inline bool json_line_may_continue(const char *text, size_t count) {
-    static const char name[] = "\"more\"";
+    static const char name[] = "\"more\"", blanks[] = " \t:";
     const char *end = text + count;
     for (const char *at = text; (at = (const char *)memchr(at, '"', (size_t)(end - at))) != NULL; at++) {
-        if ((size_t)(end - at) >= sizeof name - 1 && memcmp(at, name, sizeof name - 1) == 0) { return true; }
+        if ((size_t)(end - at) < sizeof name - 1 || memcmp(at, name, sizeof name - 1) != 0) { continue; }
+        const char *value = at + sizeof name - 1;
+        while (value < end && memchr(blanks, *value, sizeof blanks - 1) != NULL) { value++; }
+        if (value < end && *value == 't') { return true; }
     }
     return false;
 }

@@ -227,7 +227,7 @@ def run(arguments: argparse.Namespace) -> str:
     request = {
         "tokenizer": f"{vocabulary.sum_of(tokenizer):08x}",
         "end of text": vocabulary.end_of(tokenizer, arguments.tokenizer),
-        "token in front of a text": tokenizer.encode("").tokens or None,
+        "token in front of a text": vocabulary.front_of(tokenizer),
         "inputs": [input_facts(name) for name in arguments.inputs],
         **{key: getattr(arguments, key) for key in ("val_fraction", "separator", "template", "field", "dataset_split", "pad")},
         "chat template": chat and hashlib.sha256(json.dumps([chat.source, chat.names], sort_keys=True).encode()).hexdigest(),

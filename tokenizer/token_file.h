@@ -24,7 +24,7 @@ typedef struct TokenFileHeader {
     uint32_t tokenizer;   // CRC-32 (as in zlib) of the tokenizer (Tokenizer.sum); 0: unknown
     uint32_t checksum;    // CRC-32 of all behind the header, and then of it with 0 here
     uint32_t padded;      // length of each document, at most TOKEN_FILE_MAX_PADDED; 0: not padded
-    uint32_t separator;   // 1 + the token that stands between documents and nowhere within one; 0: unknown
+    uint32_t separator;   // 1 + the token between documents that begins one; nowhere within one; 0: unknown
     uint8_t zeros[208];
 } TokenFileHeader;
 
@@ -172,8 +172,8 @@ static inline bool token_file_open(TokenFile *file, const char *name, const void
 typedef struct TokenWriter {
     FILE *file; // NULL: no file has been begun
     char path[PATH_MAX - 8];
-    TokenFileHeader header; // so far; checksum: of what follows it. The separator is the tokenizer's end: a
-                            // caller that writes this elsewhere makes it 0
+    TokenFileHeader header; // so far; checksum: of what follows it. The separator is the tokenizer's end,
+                            // unless the caller writes another
     uint8_t *mask;          // (mask_capacity), bits as in the file
     size_t mask_capacity;
 } TokenWriter;

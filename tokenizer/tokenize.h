@@ -53,12 +53,12 @@ static inline bool encode_text(const Tokenizer *tokenizer, DocumentPart *part, c
                                TokenList *tokens, Error *error) {
     const AddedToken *end = tokenizer_added(tokenizer, NULL, tokenizer->end),
                      *front = tokenizer_added(tokenizer, NULL, tokenizer->begin);
-    if (part->begins && front != NULL && count >= front->length &&
-        memcmp(text, front->text, front->length) == 0) {
+    bool begins = part->begins && front != NULL && count >= front->length;
+    part->begins &= count == 0;
+    if (begins && memcmp(text, front->text, front->length) == 0) {
         text += front->length; // what is written as the token in front of a text is that token
         count -= front->length;
     }
-    part->begins = false;
     size_t left = count, length = 0;
     while (part->ends && left > 0 && memchr(" \t\r\n", text[left - 1], 4) != NULL) { left--; }
     if (part->ends && end != NULL && left >= end->length &&
@@ -147,6 +147,7 @@ static inline bool encode_line(const Tokenizer *tokenizer, DocumentPart *part, T
                error_set(error, "line %zu: 'bytes' says that 'text' has only characters to U+00FF", line);
     }
     part->begins &= learn == NULL;
+    part->has_prompt = prompt != NULL && prompt_bytes > 0;
     good = good && (prompt == NULL || encode_text(tokenizer, part, prompt, prompt_bytes, tokens, error));
     for (size_t i = before; i < tokens->count; i++) { tokens->ids[i] = ~tokens->ids[i]; }
     part->ends = more == 0;
@@ -179,13 +180,15 @@ static inline void encode_task(void *context, int number, int thread) {
         task->good = part->line > 0 ? encode_line(encoder->tokenizer, part, tokens, &task->error)
                                     : encode_text(encoder->tokenizer, part, (const char *)part->bytes,
                                                   part->count, tokens, &task->error);
-        int32_t end = encoder->tokenizer->end;
+        int32_t end = encoder->tokenizer->end, begin = encoder->tokenizer->begin;
         bool has_end = false; // as the last token
+        bool begins = part->is_chat && tokens->count > before && token_id(tokens->ids[before]) == begin;
+        part->divider = begins ? begin : end;
         for (size_t k = before; part->is_chat && k < tokens->count; k++) {
-            part->holds_end |= has_end;
+            part->holds_divider |= begins ? k > before && token_id(tokens->ids[k]) == begin : has_end;
             has_end = token_id(tokens->ids[k]) == end;
         }
-        part->holds_end |= has_end && !part->ends;
+        part->holds_divider |= !begins && has_end && !part->ends;
         if (part->ends && !has_end) { token_list_add(tokens, part->is_chat ? ~end : end); }
         part->tokens = tokens->count - before;
     }
@@ -233,15 +236,17 @@ typedef struct TokenShards {
     const char *spelled;              // the first of these
     bool unwritten;                   // a shard that had been begun could not be written
     // Under way.
-    TokenWriter writers[SHARDS_SIDES];        // `file` is NULL until there is something to write
-    int number;                               // of the shards
-    bool continued;                           // the next part belongs to the document before it
-    int side;                                 // of the document, as its first part says
-    bool is_odd, is_lossy, spells, holds_end; // of the document that continues, so far
-    size_t length;                            // tokens of that, so far
-    int32_t front;                            // the token in front of it; -1: none
-    bool fronted;                             // which is there
-    TokenList sequence;                       // with padding: the first `pad` tokens of the document
+    TokenWriter writers[SHARDS_SIDES]; // `file` is NULL until there is something to write
+    int number;                        // of the shards
+    bool continued;                    // the next part belongs to the document before it
+    int side;                          // of the document, as its first part says
+    bool is_odd, is_lossy, spells;     // of the document that continues, so far
+    int32_t divider;                   // stands in front of the document, or behind the one before
+    bool holds_divider;                // and within it
+    size_t length;                     // tokens of that, so far
+    int32_t front;                     // the token in front of it; -1: none
+    bool fronted;                      // which is there
+    TokenList sequence;                // with padding: the first `pad` tokens of the document
 } TokenShards;
 
 // Prints what was left out, and what may not be as the user thinks; `heading` begins each line.
@@ -317,11 +322,12 @@ static inline bool token_shards_take(TokenShards *shards, const DocumentPart *pa
         shards->length = shards->sequence.count = 0;
         shards->front = part->is_chat ? -1 : encode_front(shards->tokenizer, pads);
         shards->fronted = false;
+        shards->divider = shards->front >= 0 ? shards->front : part->divider;
     }
     TokenWriter *writer = &shards->writers[shards->side];
     size_t pad = (size_t)shards->pad, kept = part->tokens, predicted = 0;
     bool puts_front = shards->front >= 0 && !shards->fronted && part->tokens > part->ends;
-    int32_t front = puts_front && ids[0] < 0 ? ~shards->front : shards->front;
+    int32_t front = part->has_prompt ? ~shards->front : shards->front;
     shards->fronted |= puts_front;
     if (puts_front && pads) { token_list_add(&shards->sequence, front); }
     for (size_t i = 0; i < part->tokens && shards->sequence.count < pad; i++) {
@@ -333,7 +339,7 @@ static inline bool token_shards_take(TokenShards *shards, const DocumentPart *pa
     shards->is_odd = part->is_odd || (!begins && shards->is_odd);
     shards->is_lossy = part->is_lossy || (!begins && shards->is_lossy);
     shards->spells = part->spelled != NULL || (!begins && shards->spells);
-    shards->holds_end = part->holds_end || (!begins && shards->holds_end);
+    shards->holds_divider = part->holds_divider || (!begins && shards->holds_divider);
     if (shards->spelled == NULL) { shards->spelled = part->spelled; }
     shards->odd += part->ends && shards->is_odd;
     shards->lossy += part->ends && shards->is_lossy;
@@ -361,9 +367,8 @@ static inline bool token_shards_take(TokenShards *shards, const DocumentPart *pa
         const char *name = shards->most_tokens > 0 ? path : shards->name;
         if (!token_writer_begin(writer, name, shards->tokenizer, shards->pad, error)) { return false; }
     }
-    // The first token of each document divides them, if it is the same of all and nowhere else.
-    uint32_t separator =
-        shards->holds_end ? 0 : 1 + (uint32_t)(shards->front >= 0 ? shards->front : shards->tokenizer->end);
+    // Documents are divided by one token, if it is the same for all and stands nowhere else.
+    uint32_t separator = shards->holds_divider ? 0 : 1 + (uint32_t)shards->divider;
     bool divides = writer->header.token_count == 0 || writer->header.separator == separator;
     writer->header.separator = divides ? separator : 0;
     shards->sequences[shards->side] += pads;
@@ -429,10 +434,10 @@ static inline void texts_name(const Text *texts, int count, const Tokenizer *tok
 // progress. Errors: a full disk, or nothing but separators and line ends.
 static inline bool tokenize_texts(TokenShards *made, const Text *texts, int count, const Tokenizer *tokenizer,
                                   ThreadPool *pool, Error *error) {
-    TextCursor cursor = {texts, count, 0, 0, false, 0};
+    TextCursor cursor = {.texts = texts, .count = count};
     bool good = token_shards_write(made, text_next_part, &cursor, tokenizer, pool, error) &&
                 (made->documents > 0 || error_set(error, "the text holds no document"));
-    made->empty = cursor.empty;
+    made->empty += cursor.empty;
     return token_shards_end(made, good, error);
 }
 

@@ -129,6 +129,12 @@ def load(name: str) -> Tokenizer:
     return tokenizer
 
 
+def front_of(tokenizer: Tokenizer) -> str | None:
+    """The token that the post-processor puts in front of a text."""
+    text, whole = (tokenizer.encode("a", add_special_tokens=special).tokens for special in (False, True))
+    return whole[0] if whole[1 : 1 + len(text)] == text and whole[: len(text)] != text else None
+
+
 def size(tokenizer: Tokenizer) -> int:
     """The largest id plus one; ids may have gaps."""
     return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1

@@ -53,7 +53,7 @@ static inline bool fuzz_documents(const uint8_t *data, size_t size) {
     FuzzPart parts[FUZZ_DOCUMENTS_TEXTS];
     Text texts[FUZZ_DOCUMENTS_TEXTS];
     DocumentPart part;
-    TextCursor cursor = {texts, FUZZ_DOCUMENTS_TEXTS, 0, 0, false, 0};
+    TextCursor cursor = {.texts = texts, .count = FUZZ_DOCUMENTS_TEXTS};
     fuzz_split(data, size, parts, FUZZ_DOCUMENTS_TEXTS);
     for (int i = 0; i < FUZZ_DOCUMENTS_TEXTS; i++) {
         texts[i].bytes = fuzz_copy(parts[i]);

@@ -265,7 +265,7 @@ static void check_long_document(const char *unit, char before) {
     for (size_t i = 0; i < SIZE; i++) { bytes[i] = unit[i % length]; }
     memcpy(bytes + SIZE, end, sizeof end);
     Text text = {(const uint8_t *)bytes, SIZE + sizeof end - 1};
-    TextCursor cursor = {&text, 1, 0, 0, false, 0};
+    TextCursor cursor = {.texts = &text, .count = 1};
     DocumentPart part;
     int pieces = 0;
     memset(&part, 0, sizeof part);
@@ -301,7 +301,7 @@ static void the_end_of_a_longest_document_is_found(void **state) {
     memset(bytes, 'a', TEXT_DOCUMENT_BYTES);
     memcpy(bytes + TEXT_DOCUMENT_BYTES - strlen(end), end, strlen(end));
     Text text = {(const uint8_t *)bytes, TEXT_DOCUMENT_BYTES};
-    TextCursor cursor = {&text, 1, 0, 0, false, 0};
+    TextCursor cursor = {.texts = &text, .count = 1};
     DocumentPart part;
     assert_true(text_next_part(&cursor, &part));
     assert_int_equal(part.count, TEXT_DOCUMENT_BYTES - strlen(end));

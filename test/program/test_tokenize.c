@@ -91,7 +91,9 @@ static Expected *expect_document(const Tokenizer *tokenizer, const Sample *sampl
     return expected;
 }
 
-static void expect_same_file(const Stage *stage, const char *name, const Expected *expected, int pad) {
+// separator: 1 + the token that divides documents; 0: not compared.
+static void expect_divided_file(const Stage *stage, const char *name, const Expected *expected, int pad,
+                                uint32_t separator) {
     char path[STAGE_PATH_SIZE];
     size_t size = 0;
     Error error = {""};
@@ -108,11 +110,16 @@ static void expect_same_file(const Stage *stage, const char *name, const Expecte
     assert_int_equal(file.token_count, expected->count);
     assert_int_equal(file.vocabulary, VOCABULARY);
     assert_int_equal(file.padded, pad);
+    if (separator > 0) { assert_int_equal(file.separator, separator); }
     for (size_t i = 0; i < expected->count; i++) {
         assert_int_equal(token_file_token(&file, i), expected->ids[i]);
         assert_int_equal(token_mask_counts(file.mask, i), expected->counts[i]);
     }
     munmap(bytes, size);
+}
+
+static void expect_same_file(const Stage *stage, const char *name, const Expected *expected, int pad) {
+    expect_divided_file(stage, name, expected, pad, 0);
 }
 
 static bool run_lines_with(int32_t front, const Stage *stage, const char *name, int threads,
@@ -164,7 +171,7 @@ static void expect_shards(const Stage *stage, int32_t front) {
             if (i < DOCUMENTS && expected[sample.held_out].count < MOST) { continue; }
             for (int side = 0; side < 2; side++) {
                 snprintf(name, sizeof name, "plain_%s_%05d.bin", side == 0 ? "train" : "val", number);
-                expect_same_file(stage, name, &expected[side], 0);
+                expect_divided_file(stage, name, &expected[side], 0, front > 0 ? 401 : END + 1);
                 total += expected[side].count;
                 expected[side].count = 0;
             }
@@ -221,8 +228,9 @@ static void expect_sequences(const Stage *stage, int32_t front) {
         for (int side = 0; side < 2; side++) {
             if (expected[side].count > 0) { expect_token(&expected[side], END, false); }
         }
-        expect_same_file(stage, "padded_train_00000.bin", &expected[0], (int)pad);
-        expect_same_file(stage, "padded_val_00000.bin", &expected[1], (int)pad);
+        uint32_t separator = front > 0 ? 401 : END + 1;
+        expect_divided_file(stage, "padded_train_00000.bin", &expected[0], (int)pad, separator);
+        expect_divided_file(stage, "padded_val_00000.bin", &expected[1], (int)pad, separator);
         assert_int_equal(made.cut, cut);
         assert_int_equal(made.left_out, left_out);
         assert_int_equal(made.sequences[0] + made.sequences[1], sequences);
@@ -314,6 +322,11 @@ static void the_token_in_front_may_be_written(void **state) {
         {400,
          "{\"text\": \"the\", \"more\": true}\n{\"text\": \"<|end|>fox\"}",
          {"<", "the", "<|end|>fox", ">"}},
+        {400,
+         "{\"text\": \"the\", \"more\" : false}\n{\"more\": false, \"text\": \"<|end|>fox\"}",
+         {"<", "the", ">", "<", "fox", ">"}},
+        {400, "{\"text\": \"<|end|>fox\", \"prompt\": \"\"}", {"<", "fox", ">"}},
+        {400, "{\"text\": \"fox\", \"prompt\": \"<|end|>\"}", {"~<", "fox", ">"}},
         {400, "{\"text\": \"\", \"more\": true}\n{\"text\": \"mill\"}", {"<", "mill", ">"}},
         {400, "{\"text\": \"<|end|>fox\", \"prompt\": \"<|end|>the\"}", {"~<", "~the", "<|end|>fox", ">"}},
         {400,
@@ -456,6 +469,9 @@ static void a_file_says_what_divides_its_documents(void **state) {
         {"{\"text\": \"a<|endoftext|>b\"}\n", END + 1, 401}, // not a chat: letters
         {"{\"text\": \"ab<|endoftext|>\", \"learn\": [[1, 15]]}\n{\"text\": \"c\"}\n", END + 1, 0},
         {"{\"text\": \"ab\", \"learn\": [[1, 2]]}\n", END + 1, END + 1},
+        {"{\"text\": \"<|end|>ab\", \"learn\": [[8, 9]]}\n{\"text\": \"c\"}\n", END + 1, 401},
+        {"{\"text\": \"<|end|>a<|end|>b\", \"learn\": [[7, 8]]}\n{\"text\": \"c\"}\n", END + 1, 0},
+        {"{\"text\": \"<|end|>a<|endoftext|>b\", \"learn\": [[7, 8]]}\n{\"text\": \"c\"}\n", 0, 401},
         {"{\"text\": \"c\"}\n{\"text\": \"a<|endoftext|>b\", \"learn\": [[0, 2]]}\n{\"text\": \"c\"}\n", 0,
          0},
         {"{\"text\": \"a<|endoftext|>\", \"learn\": [[0, 2]], \"more\": true}\n{\"text\": \"c\"}\n", 0, 0},

@@ -200,6 +200,28 @@ class Ends(DirectoryTest):
             self.assertIn("names another", self.refused("--tokenizer", home, path))
             (home / name).unlink()
 
+    def test_the_token_in_front_of_a_text_begins_each_document_once(self):
+        home = self.directory / "front"
+        home.mkdir()
+        root = json.loads((TOKENIZER / "tokenizer.json").read_text())
+        texts = ["the cat", "<|end|>saw a ship", "a <|end|> song", "<|end|>sang"]
+        for place, plain in ((texts, "a.jsonl"), ([text.removeprefix("<|end|>") for text in texts], "b.jsonl")):
+            self.write(plain, "".join(json.dumps({"text": text}) + "\n" for text in place))
+        (home / "tokenizer.json").write_text(json.dumps(root))
+        self.prepare("without", "--tokenizer", home, "--val-fraction", 0, self.directory / "b.jsonl")
+        single = [{"SpecialToken": {"id": "<|end|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+        root["post_processor"] = {"type": "TemplateProcessing", "single": single, "pair": [*single, {"Sequence": {"id": "B", "type_id": 1}}],
+                                  "special_tokens": {"<|end|>": {"id": "<|end|>", "ids": [400], "tokens": ["<|end|>"]}}}
+        (home / "tokenizer.json").write_text(json.dumps(root))
+        self.prepare("with", "--tokenizer", home, "--val-fraction", 0, self.directory / "a.jsonl")
+        self.assertIn("belongs to token files of another token in front of a text (None, now <|end|>)",
+                      self.refused("--out", self.directory / "without", "--tokenizer", home, "--val-fraction", 0, self.directory / "b.jsonl"))
+        expected, begins = [], True
+        for token in self.tokens("without", "train")[0]:
+            expected += [400, token] if begins else [token]
+            begins = token == 0
+        self.assertEqual(self.tokens("with", "train")[0], expected)
+
     def test_another_end_is_another_request(self):
         path, home = self.write("a.jsonl", '{"text": "the cat"}'), self.directory / "bpe"
         home.mkdir()

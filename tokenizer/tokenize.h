@@ -5,9 +5,9 @@
 //                     train_gpt tokenize, which tokenizer/prepare.py feeds
 //
 // Where the tokenizer puts a token in front of a text, as Llama's <|begin_of_text|>, a document
-// begins with it: models that were trained so are worse without it. It is predicted if the token
-// behind it is. A chat has what its template has. Each document is followed by the end-of-text
-// token, which is predicted. A chat that does not end with it anyway is followed by one that is not
+// begins with it: models that were trained so are worse without it. It is predicted unless a prompt
+// follows it. A chat has what its template has. Each document is followed by the end-of-text token,
+// which is predicted. A chat that does not end with it anyway is followed by one that is not
 // predicted: its answers have ends of their own. Where a document ends with the token's text, this
 // text is the token. Other text that looks like a special token is text, except in chats; it is
 // counted. Bytes that are not UTF-8 become one token each (tokenizer.h), and are counted, too. A
@@ -313,6 +313,34 @@ static inline bool token_shards_finish(TokenShards *shards, Error *error) {
     return good;
 }
 
+// Writes ids (count), which belong to one document, behind the token in front of it. front: NULL,
+// there is none, or with padding it is ids[0].
+static inline bool token_shards_add(TokenShards *shards, const int32_t *ids, size_t count,
+                                    const int32_t *front, Error *error) {
+    TokenWriter *writer = &shards->writers[shards->side];
+    bool pads = shards->pad > 0;
+    if (writer->file == NULL) {
+        char path[PATH_MAX / 2];
+        token_shard_path(shards, shards->side, shards->number, path);
+        const char *name = shards->most_tokens > 0 ? path : shards->name;
+        if (!token_writer_begin(writer, name, shards->tokenizer, shards->pad, error)) { return false; }
+    }
+    // Documents are divided by one token, if it is the same for all and stands nowhere else.
+    uint32_t separator = shards->holds_divider ? 0 : 1 + (uint32_t)shards->divider;
+    bool divides = writer->header.token_count == 0 || writer->header.separator == separator;
+    writer->header.separator = divides ? separator : 0;
+    shards->sequences[shards->side] += pads;
+    int32_t first = pads ? ~token_id(ids[0]) : 0, padding = ~shards->tokenizer->end;
+    bool good = (!pads || token_writer_add(writer, &first, 1, error)) &&
+                (front == NULL || token_writer_add(writer, front, 1, error)) &&
+                token_writer_add(writer, ids + pads, count - pads, error);
+    for (size_t i = count; good && i < (size_t)shards->pad; i++) {
+        good = token_writer_add(writer, &padding, 1, error);
+    }
+    shards->unwritten = !good;
+    return good;
+}
+
 // Takes the tokens ids (part->tokens) of one part, in the order of the parts.
 static inline bool token_shards_take(TokenShards *shards, const DocumentPart *part, const int32_t *ids,
                                      Error *error) {
@@ -324,7 +352,6 @@ static inline bool token_shards_take(TokenShards *shards, const DocumentPart *pa
         shards->fronted = false;
         shards->divider = shards->front >= 0 ? shards->front : part->divider;
     }
-    TokenWriter *writer = &shards->writers[shards->side];
     size_t pad = (size_t)shards->pad, kept = part->tokens, predicted = 0;
     bool puts_front = shards->front >= 0 && !shards->fronted && part->tokens > part->ends;
     int32_t front = part->has_prompt ? ~shards->front : shards->front;
@@ -361,25 +388,10 @@ static inline bool token_shards_take(TokenShards *shards, const DocumentPart *pa
         shards->left_out++;
         return true;
     }
-    if (writer->file == NULL) {
-        char path[PATH_MAX / 2];
-        token_shard_path(shards, shards->side, shards->number, path);
-        const char *name = shards->most_tokens > 0 ? path : shards->name;
-        if (!token_writer_begin(writer, name, shards->tokenizer, shards->pad, error)) { return false; }
-    }
-    // Documents are divided by one token, if it is the same for all and stands nowhere else.
-    uint32_t separator = shards->holds_divider ? 0 : 1 + (uint32_t)shards->divider;
-    bool divides = writer->header.token_count == 0 || writer->header.separator == separator;
-    writer->header.separator = divides ? separator : 0;
-    shards->sequences[shards->side] += pads;
-    int32_t first = pads ? ~token_id(ids[0]) : 0, padding = ~shards->tokenizer->end;
-    bool good = (!pads || token_writer_add(writer, &first, 1, error)) &&
-                (pads || !puts_front || token_writer_add(writer, &front, 1, error)) &&
-                token_writer_add(writer, ids + pads, kept - pads, error);
-    for (size_t i = kept; good && i < pad; i++) { good = token_writer_add(writer, &padding, 1, error); }
-    shards->unwritten = !good;
-    bool full = part->ends && shards->most_tokens > 0 && writer->header.token_count >= shards->most_tokens;
-    return good && (!full || token_shards_finish(shards, error));
+    return token_shards_add(shards, ids, kept, pads || !puts_front ? NULL : &front, error) &&
+           (!part->ends || shards->most_tokens == 0 ||
+            shards->writers[shards->side].header.token_count < shards->most_tokens ||
+            token_shards_finish(shards, error));
 }
 
 static inline bool token_shards_write(TokenShards *shards, NextPart next, void *source,

@@ -82,11 +82,11 @@ def main() -> int:
     for directory in arguments.directories:
         tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
         added = [token.content for token in tokenizer.get_added_tokens_decoder().values()][:8]
-        front = tokenizer.encode("").tokens
-        end = vocabulary.END_OF_TEXT if vocabulary.END_OF_TEXT in added else next((token for token in added if token not in front), added[0])
+        front = vocabulary.front_of(tokenizer)
+        end = vocabulary.END_OF_TEXT if vocabulary.END_OF_TEXT in added else next((token for token in added if token != front), added[0])
         # An end mark at the end of a text is the end of a document, and so not its text; a beginning is the token in front.
         texts = [text + "." if text.rstrip().endswith(end) else text for text in strings(arguments.count, added, random.Random(7))]
-        texts = ["." + text if front and text.startswith(front[0]) else text for text in texts]
+        texts = ["." + text if front and text.startswith(front) else text for text in texts]
         tokenizer.encode_special_tokens = True
         expected = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
         found = of_program(arguments.program, directory, texts, end, tokenizer.token_to_id(end))

@@ -734,22 +734,26 @@ static void another_token_ends_a_text(void **state) {
     outcome_check(&outcome, 0, "eval");
 }
 
+// What an evaluation prints behind the name of its data.
+static const char *evaluated(Stage *stage, const char *options) {
+    char arguments[256];
+    snprintf(arguments, sizeof arguments, "eval %s --stride 5", options);
+    Outcome outcome = program_run(stage, 0, arguments);
+    outcome_check(&outcome, 0, arguments);
+    const char *after = strstr(outcome.output, "\nwindows");
+    assert_non_null(after);
+    text_check(after, "bits per byte", arguments);
+    return after;
+}
+
 // documents.bin is what prepare makes of documents.txt. But for the name of the data the two
 // evaluations print the same, to the last digit.
 static void a_text_is_evaluated_as_its_tokens_are(void **state) {
     Stage *stage = stage_of(state);
     const char *after[2];
     run_base(stage, 0, 0, "--tokenizer bpe --data documents.bin --out evaluated");
-    for (int i = 0; i < 2; i++) {
-        char arguments[256];
-        snprintf(arguments, sizeof arguments, "eval --from evaluated --data documents.%s --stride 5",
-                 i == 0 ? "bin" : "txt");
-        Outcome outcome = program_run(stage, 0, arguments);
-        outcome_check(&outcome, 0, arguments);
-        after[i] = strstr(outcome.output, "\nwindows");
-        assert_non_null(after[i]);
-        text_check(after[i], "bits per byte", arguments);
-    }
+    after[0] = evaluated(stage, "--from evaluated --data documents.bin");
+    after[1] = evaluated(stage, "--from evaluated --data documents.txt");
     assert_string_equal(after[0], after[1]);
     // Bits per byte are over the bytes of the documents, but for the first token, which is not
     // predicted.
@@ -784,15 +788,8 @@ static void a_token_in_front_begins_each_document(void **state) {
                  "bpe/tokenizer.json fronted/tokenizer.json");
     run_base(stage, 0, 0, "--tokenizer fronted --data documents.txt --attend document --out fronts");
     shell(stage, "cp fronts/tokens-*.bin fronts.bin");
-    for (int i = 0; i < 2; i++) {
-        char arguments[256];
-        snprintf(arguments, sizeof arguments, "eval --from fronts --attend document --data %s --stride 5",
-                 i == 0 ? "fronts.bin" : "documents.txt");
-        Outcome outcome = program_run(stage, 0, arguments);
-        outcome_check(&outcome, 0, arguments);
-        after[i] = strstr(outcome.output, "\nwindows");
-        assert_non_null(after[i]);
-    }
+    after[0] = evaluated(stage, "--from fronts --attend document --data fronts.bin");
+    after[1] = evaluated(stage, "--from fronts --attend document --data documents.txt");
     assert_string_equal(after[0], after[1]);
     Text shard = map_text("test/reference/documents_shard.bin");
     char path[STAGE_PATH_SIZE];

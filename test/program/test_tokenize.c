@@ -364,6 +364,22 @@ static void the_token_in_front_may_be_written(void **state) {
     }
 }
 
+// In a text, too, a document that is the token in front alone is empty, as one without text is.
+static void the_token_in_front_alone_is_no_document(void **state) {
+    static const char bytes[] = "<|end|>\n<|endoftext|>\n\n<|endoftext|>\nthe";
+    const Text text = {(const uint8_t *)bytes, sizeof bytes - 1};
+    char path[STAGE_PATH_SIZE];
+    Error error;
+    Tokenizer tokenizer = open_tokenizer_with(400);
+    ThreadPool *pool = thread_pool_create(1, false);
+    TokenShards made = {.name = stage_path(stage_of(state), "alone.bin", path)};
+    if (!tokenize_texts(&made, &text, 1, &tokenizer, pool, &error)) { fail_msg("%s", error.text); }
+    assert_int_equal(made.documents, 1);
+    assert_int_equal(made.empty, 2);
+    thread_pool_destroy(pool);
+    tokenizer_close(&tokenizer);
+}
+
 // What is counted of a document in parts is of all its parts, once: here bytes that are no UTF-8,
 // and the text of a special token, in one of them.
 static void parts_are_counted_as_one_document(void **state) {
@@ -665,6 +681,7 @@ int main(void) {
         TOKENIZE_TEST(padded_documents_are_sequences),
         TOKENIZE_TEST(only_the_first_part_is_padded),
         TOKENIZE_TEST(the_token_in_front_may_be_written),
+        TOKENIZE_TEST(the_token_in_front_alone_is_no_document),
         TOKENIZE_TEST(parts_are_counted_as_one_document),
         TOKENIZE_TEST(a_chat_that_learns_its_first_token_alone_is_left_out),
         TOKENIZE_TEST(lines_are_whole),

@@ -113,12 +113,13 @@ struct Dim {
     uint64_t count() const { return (uint64_t)x * y * z; }
 };
 
-// Device or pinned memory. The last accesses to every byte: see Stamp in memory.h.
+// Device or pinned memory. The last accesses to every byte: see Stamp in memory.h. They are pages of
+// the system's own, which are made when they are touched: kernels touch little of the large buffers.
 struct Allocation {
     char *begin;
     size_t bytes;
-    std::vector<uint64_t> writers, readers;
-    std::vector<uint8_t> written;
+    uint64_t *writers, *readers; // (bytes)
+    uint8_t *written;            // (bytes)
 };
 
 // An asynchronous copy under way: what will be written, and the group of its thread.

@@ -55,8 +55,8 @@ static inline Stamp stamp_read(Stamp old, Stamp mine) {
 
 // The stamps of memory that is global or of the block.
 struct Marks {
-    std::vector<uint64_t> &writers, &readers;
-    std::vector<uint8_t> &written;
+    Stamp *writers, *readers;
+    uint8_t *written;
     const char *of;
 };
 
@@ -135,13 +135,18 @@ static inline char *shared_access(Warp &warp, int lane, uint32_t address, unsign
         report("shared memory is accessed while a copy to it is under way",
                text_of("at %u, lane %d; the copy is of thread %d", i, lane, block.copying[i] - 1));
     }
-    marks_access({block.writers, block.readers, block.written, "shared"}, stamp_of(warp, lane), at, bytes,
-                 write);
+    marks_access({block.writers.data(), block.readers.data(), block.written.data(), "shared"},
+                 stamp_of(warp, lane), at, bytes, write);
     return block.shared.data() + at;
 }
 
 static inline void register_put(Warp &warp, uint32_t place, int width, int lane, u64 value) {
-    memcpy(warp.file + place + lane * width, &value, (size_t)width);
+    char *target = warp.file + place + lane * width;
+    switch (width) { // a copy of a length that the compiler knows is one store
+    case 8: memcpy(target, &value, 8); break;
+    case 4: memcpy(target, &value, 4); break;
+    default: memcpy(target, &value, (size_t)width);
+    }
 }
 static inline u64 register_get(Warp &warp, uint32_t place, int width, int lane) {
     u64 value = 0;
@@ -184,15 +189,21 @@ static void access_memory(Warp &warp, const Instruction &instruction, uint32_t m
 
 static void load_parameter(Warp &warp, const Instruction &instruction, uint32_t mask) {
     unsigned bytes = (unsigned)instruction.size * instruction.count;
+    u64 at = (u64)-1, values[4] = {};
     for (int lane = 0; lane < LANES; lane++) {
         if (!(mask >> lane & 1)) { continue; }
-        u64 at = lane_value<u64>(warp, instruction.in[4], lane) + (u64)instruction.offset;
-        if (at + bytes > warp.block->kernel->parameter_bytes || at % bytes != 0) {
-            report_and_end("a parameter is read wrongly", text_of("%u bytes at %lu", bytes, at));
+        u64 mine = lane_value<u64>(warp, instruction.in[4], lane) + (u64)instruction.offset;
+        if (mine != at) { // most often all lanes read the same one
+            at = mine;
+            if (at + bytes > warp.block->kernel->parameter_bytes || at % bytes != 0) {
+                report_and_end("a parameter is read wrongly", text_of("%u bytes at %lu", bytes, at));
+            }
+            for (int k = 0; k < instruction.count; k++) {
+                values[k] = element_of(warp.block->parameters + at + k * instruction.size, instruction);
+            }
         }
         for (int k = 0; k < instruction.count; k++) {
-            const char *element = warp.block->parameters + at + k * instruction.size;
-            register_put(warp, instruction.out[k], instruction.width, lane, element_of(element, instruction));
+            register_put(warp, instruction.out[k], instruction.width, lane, values[k]);
         }
     }
 }

@@ -102,15 +102,24 @@ static inline size_t allocation_room(size_t bytes) {
     return (bytes + 2 * ALLOCATION_ALIGNMENT + 4095) / 4096 * 4096;
 }
 
+static inline void *pages_new(size_t bytes) {
+    void *pages =
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (pages == MAP_FAILED) { report_and_end("no memory", ""); }
+    madvise(pages, bytes, MADV_HUGEPAGE); // a wish
+    return pages;
+}
+
+// What Allocation keeps of a byte: two stamps, and whether it was written.
+#define MARKS_BYTES (2 * sizeof(uint64_t) + 1)
+
 static inline void *machine_allocate(size_t bytes) {
     machine_begin();
-    void *room =
-        mmap(nullptr, allocation_room(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (room == MAP_FAILED) { report_and_end("no memory", ""); }
-    char *begin = (char *)room + ALLOCATION_ALIGNMENT;
+    char *begin = (char *)pages_new(allocation_room(bytes)) + ALLOCATION_ALIGNMENT;
     memset(begin, 0xcd, bytes);
-    machine().allocations[(uintptr_t)begin] = {begin, bytes, std::vector<uint64_t>(bytes),
-                                               std::vector<uint64_t>(bytes), std::vector<uint8_t>(bytes)};
+    uint64_t *stamps = (uint64_t *)pages_new(MARKS_BYTES * bytes + 1); // bytes may be 0
+    machine().allocations[(uintptr_t)begin] = {begin, bytes, stamps, stamps + bytes,
+                                               (uint8_t *)(stamps + 2 * bytes)};
     return begin;
 }
 
@@ -177,6 +186,7 @@ cudaError_t cudaFree(void *memory) {
         report_and_end("memory is freed that was not allocated", "");
     }
     munmap((char *)memory - ALLOCATION_ALIGNMENT, allocation_room(found->bytes));
+    munmap(found->writers, MARKS_BYTES * found->bytes + 1);
     machine().allocations.erase((uintptr_t)memory);
     return cudaSuccess;
 }

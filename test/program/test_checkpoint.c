@@ -1538,6 +1538,31 @@ static void bad_validations_count_in_a_row(void **state) {
     assert_true(worse > 4); // otherwise nothing has been shown
 }
 
+// What is under way when a run finds itself no better is committed behind that validation. The result is
+// validated once more: as that of a run whose tokens end there.
+static void the_result_of_an_early_end_is_validated(void **state) {
+    static const char *const rules[] = {"co2 --co2-tau 4", "streaming-diloco --diloco-H 8 --streaming-tau 2",
+                                        "sparse-loco --sparse-H 4 --sparse-tau 1"};
+    Stage *stage = stage_with_ranks(state);
+    for (int i = 0; i < 3; i++) {
+        char options[200], more[300];
+        snprintf(options, sizeof options,
+                 "--optimizer %s --lr 1 --schedule constant --warmup 0 --val-every 4", rules[i]);
+        snprintf(more, sizeof more, "%s --stop-after 2 --tokens 100k", options);
+        json_t *early = train(stage, 2, more), *end = log_event_of(early, "end", -1);
+        json_t *last = log_event_of(early, "validation", -1), *before = log_event_of(early, "validation", -2);
+        assert_string_equal(json_string_value(json_object_get(end, "reason")), "no lower loss");
+        assert_true(log_number(before, "commit") == log_number(end, "commit"));
+        assert_true(log_number(before, "loss") != log_number(last, "loss"));
+        snprintf(more, sizeof more, "%s --tokens %.0f", options, log_number(end, "tokens"));
+        json_t *whole = train(stage, 2, more);
+        assert_string_equal(log_fingerprint(early).text, log_fingerprint(whole).text);
+        assert_true(log_number(last, "loss") == log_number(log_event_of(whole, "validation", -1), "loss"));
+        json_decref(early);
+        json_decref(whole);
+    }
+}
+
 // It is not said of the best checkpoint that it is kept where there is none.
 static void a_best_that_was_not_kept_is_told(void **state) {
     Stage *stage = stage_of(state);
@@ -2441,6 +2466,7 @@ static const struct CMUnitTest tests[] = {
     CHECKPOINT_TEST(the_best_is_kept_and_the_end_is_seen),
     CHECKPOINT_TEST(a_best_that_was_not_kept_is_told),
     CHECKPOINT_TEST(bad_validations_count_in_a_row),
+    CHECKPOINT_TEST(the_result_of_an_early_end_is_validated),
     CHECKPOINT_TEST(a_rate_that_was_given_stays),
     CHECKPOINT_TEST(a_split_is_chosen_by_the_rank_with_most_micro_batches),
     CHECKPOINT_TEST(the_last_checkpoints_are_averaged),

@@ -1872,6 +1872,24 @@ static void a_stop_before_there_are_ranks_is_repeated(void **state) {
           stage->root);
 }
 
+// Whoever asks twice does not want to wait for what is saved; whoever closes the terminal after a Ctrl-C does.
+static void a_second_signal_ends_a_launch_and_a_closed_terminal_does_not(void **state) {
+    Stage *stage = stage_of(state);
+    stage_write(stage, "saving",
+                "#!/bin/sh\ntrap 'trap \"\" USR1; touch $1.asked; sleep 5; exit 75' USR1; touch $1\nwhile :; "
+                "do sleep 0.1; done\n");
+    shell(stage,
+          "chmod +x saving; for second in TERM HUP; do ( "
+          "  '%s/scripts/launch' ./saving $second > launch-$second.txt 2>&1 & launch=$!; "
+          "  while [ ! -e $second ]; do sleep 0.05; done; kill -TERM $launch; "
+          "  while [ ! -e $second.asked ]; do sleep 0.05; done; sleep 2.5; kill -$second $launch; "
+          "  wait $launch; echo $? > $second.code ) & done; wait; "
+          "[ \"$(cat TERM.code HUP.code)\" = \"$(printf '143\\n75')\" ] && grep -q 'is lost' launch-TERM.txt "
+          "&& "
+          "! grep -q 'is lost' launch-HUP.txt",
+          stage->root);
+}
+
 // What goes to a full disk is no success.
 static void results_that_are_lost_are_no_success(void **state) {
     Stage *stage = stage_of(state);
@@ -2101,6 +2119,28 @@ static void check_not_finite(Stage *stage, int ranks, const char *out) {
     assert_true(json_is_integer(json_object_get(spike, "first_sequence")) == loss);
     json_t *report = log_event_of(events, "report", -1);
     assert_true(report == NULL || (int64_t)log_number(report, "commit") <= commit);
+    json_decref(events);
+}
+
+// A run that is resumed with other micro-batches counts them anew, but not its data.
+static void a_nan_is_found_in_the_data_of_a_resumed_run(void **state) {
+    Stage *stage = stage_of(state);
+    static const char *const commands[] = {
+        "--config base.json --optimizer ddp --out whole --micro-batch 1 --tokens 640",
+        "--config base.json --out broken --resume whole --micro-batch 2 "
+        "--tokens 20k --lr 100 --grad-clip off "
+        "--weight-decay 0 --beta2 0 --eps 1e-30"};
+    Outcome outcome = program_run(stage, 0, commands[0]);
+    outcome_check(&outcome, 0, commands[0]);
+    outcome = program_run(stage, 0, commands[1]);
+    outcome_check(&outcome, 3, commands[1]);
+    json_t *before = log_read(stage, "whole"), *events = log_read(stage, "broken");
+    double begun = log_number(log_event_of(before, "end", -1), "tokens") / T;
+    double first = log_number(log_event_of(events, "spike", -1), "first_sequence");
+    double micro_batch = text_number(outcome.errors, " in its micro-batch", "the message");
+    assert_close(first, begun + 2 * micro_batch, 0, "the sequence");
+    assert_close(text_number(outcome.errors, " the first is number", "the message"), first, 0, "the message");
+    json_decref(before);
     json_decref(events);
 }
 
@@ -2503,6 +2543,7 @@ static const struct CMUnitTest tests[] = {
     PROGRAM_TEST(a_stop_that_saves_nothing_has_a_code_of_its_own),
     PROGRAM_TEST(launched_ranks_have_time_to_save),
     PROGRAM_TEST(a_stop_before_there_are_ranks_is_repeated),
+    PROGRAM_TEST(a_second_signal_ends_a_launch_and_a_closed_terminal_does_not),
     PROGRAM_TEST(results_that_are_lost_are_no_success),
     PROGRAM_TEST(a_validation_hears_a_signal),
     PROGRAM_TEST(a_signal_while_it_starts_is_heard),
@@ -2515,6 +2556,7 @@ static const struct CMUnitTest tests[] = {
     PROGRAM_TEST(a_log_goes_on_when_there_is_room),
     PROGRAM_TEST(a_nan_stops_one_rank),
     PROGRAM_TEST(a_nan_stops_two_ranks),
+    PROGRAM_TEST(a_nan_is_found_in_the_data_of_a_resumed_run),
     PROGRAM_TEST(spikes_can_be_skipped),
     PROGRAM_TEST(spikes_can_be_rolled_back),
     PROGRAM_TEST(a_rollback_at_the_end_leaves_what_was_committed),

@@ -1538,8 +1538,8 @@ static void bad_validations_count_in_a_row(void **state) {
     assert_true(worse > 4); // otherwise nothing has been shown
 }
 
-// What is under way when a run finds itself no better is committed behind that validation. The result is
-// validated once more: as that of a run whose tokens end there.
+// What is under way when a run finds itself no better is committed behind that validation. The
+// result is validated once more: as that of a run whose tokens end there.
 static void the_result_of_an_early_end_is_validated(void **state) {
     static const char *const rules[] = {"co2 --co2-tau 4", "streaming-diloco --diloco-H 8 --streaming-tau 2",
                                         "sparse-loco --sparse-H 4 --sparse-tau 1"};

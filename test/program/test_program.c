@@ -1872,7 +1872,8 @@ static void a_stop_before_there_are_ranks_is_repeated(void **state) {
           stage->root);
 }
 
-// Whoever asks twice does not want to wait for what is saved; whoever closes the terminal after a Ctrl-C does.
+// Whoever asks twice does not want to wait for what is saved; whoever closes the terminal after a
+// Ctrl-C does.
 static void a_second_signal_ends_a_launch_and_a_closed_terminal_does_not(void **state) {
     Stage *stage = stage_of(state);
     stage_write(stage, "saving",

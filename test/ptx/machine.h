@@ -113,8 +113,8 @@ struct Dim {
     uint64_t count() const { return (uint64_t)x * y * z; }
 };
 
-// Device or pinned memory. The last accesses to every byte: see Stamp in memory.h. They are pages of
-// the system's own, which are made when they are touched: kernels touch little of the large buffers.
+// Device or pinned memory. The last accesses to every byte: see Stamp in memory.h. The system makes
+// their pages when they are touched: kernels touch little of the large buffers.
 struct Allocation {
     char *begin;
     size_t bytes;

@@ -66,7 +66,8 @@ static int run_shell(const char *commands, char *output, size_t size) {
     return pclose(pipe);
 }
 
-// As its head says, with all warnings. What the second stream saves is for somebody who looks: a busy machine starts threads late.
+// As its head says, with all warnings. What the second stream saves is for somebody who looks: a
+// busy machine starts threads late.
 static void it_runs_as_its_head_says(void **unused) {
     (void)unused;
     char command[4096], output[4096], ddp[256], in_turn[256], threads[256];

@@ -547,6 +547,11 @@ static void test_gradients_accumulate(void **state) {
             fail_msg("element %zu", i);
         }
     }
+    // A micro-batch in which nothing is predicted adds nothing.
+    memcpy(once, fixture.gradients, count * sizeof(float));
+    for (size_t i = 0; i < model_rows(&fixture.model); i++) { fixture.targets[i] = -1; }
+    fixture_gradients(&fixture);
+    assert_memory_equal(fixture.gradients, once, count * sizeof(float));
     free(once);
     fixture_close(&fixture);
 }

@@ -604,7 +604,7 @@ static void rates_are_measured_in_both_formats(void **state) {
     assert_true((rates.gflops[PRECISION_BF16] > 0) == matmul_has_bf16() &&
                 rates.gflops[PRECISION_BF16] < 1e6);
     assert_true(single.gflops[PRECISION_FP32] > 0 && single.gflops[PRECISION_BF16] == 0);
-    // Of more rows a part is computed and counted: a thousand times as many, were all of them counted.
+    // Of many rows a part is computed, and counted: a thousand times as much, were all counted.
     double some = product_rates_measure(2, one, PRODUCT_RATES_ROWS, 96, 200, 0.05).gflops[PRECISION_FP32],
            more = product_rates_measure(2, one, 1 << 20, 96, 200, 0.05).gflops[PRECISION_FP32];
     if (!(more < 100 * some)) { fail_msg("%g GFLOP/s for more rows, %g for some", more, some); }

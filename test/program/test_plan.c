@@ -419,12 +419,13 @@ static void a_page_of_what_does_not_fit_is_drawn(void **state) {
     assert_non_null(strstr(text, " END"));
 }
 
-// The line below "recommended" is a command that trains.
+// The line below "recommended" is a command that trains. Rates given for AdamW are none for Muon.
 static void a_recommended_command_trains(void **state) {
     static const char *const cases[] = {
         ("--config base.json --ranks 2 --compute-ms 5 --host-mbit 10 --tokens 4k --out never --lr 1e-3 "
          "--inner muon"),
-        "--config base.json --ranks 2 --compute-ms 5 --host-mbit 1000000 --accumulate auto --tokens 4k",
+        ("--config base.json --ranks 2 --compute-ms 5 --host-mbit 1000000 --accumulate auto --tokens 4k "
+         "--lr 3e-4 --min-lr 3e-5"),
         ("--config base.json --ranks 2 --compute-ms 5 --rank-accumulate 1,2 --optimizer zero1 --wire int8 "
          "--tokens 4k")};
     Stage *stage = stage_with_ranks(state);
@@ -438,6 +439,8 @@ static void a_recommended_command_trains(void **state) {
         snprintf(arguments, sizeof arguments, "%.*s", (int)strcspn(command, "\n"), command);
         assert_null(strstr(arguments, "never"));
         assert_int_equal(strstr(arguments, "--lr 0.001") != NULL, i == 0);
+        assert_non_null(strstr(arguments, "--inner muon"));
+        assert_int_equal(strstr(arguments, "-lr ") != NULL, i == 0);
         Outcome run = program_run(stage, 2, arguments);
         outcome_check(&run, 0, arguments);
     }

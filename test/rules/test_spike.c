@@ -358,6 +358,9 @@ static void the_rank_with_the_largest_mean_is_named(void **state) {
         *(worst == 2 ? &tallies[2].not_finite : &tallies[1].site.element) = 0;
         if (worst == 0) { tallies[0].left_out = 0; }
     }
+    tallies[1].not_finite = tallies[2].not_finite = 1; // of ranks that are as bad the lowest one
+    job_add_tallies(s, &s->job);
+    assert_int_equal(s->job.first_bad_rank, 1);
     free(s);
 }
 

@@ -91,9 +91,10 @@ static void three_ranks_give_the_same_bits_in_any_order(void **state) {
 static void pauses_are_not_counted_as_training(void **state) {
     Stage *stage = stage_of(state);
     double began = program_clock();
-    Outcome outcome = program_run(stage, 0,
-                                  "--optimizer ddp --seq-len 16 --tokens 250 --sample-every 1 --sample-tokens "
-                                  "2000 --val-every 1 --val-batches 1 --threads 1 --out pauses");
+    Outcome outcome =
+        program_run(stage, 0,
+                    "--optimizer ddp --seq-len 16 --tokens 250 --sample-every 1 "
+                    "--sample-tokens 2000 --val-every 1 --val-batches 1 --threads 1 --out pauses");
     outcome_check(&outcome, 0, "samples");
     json_t *events = log_read(stage, "pauses");
     double wall = program_clock() - began, seconds = log_number(log_event_of(events, "end", -1), "seconds");

@@ -1563,6 +1563,18 @@ static void the_result_of_an_early_end_is_validated(void **state) {
     }
 }
 
+// A run that is killed while it saves leaves a directory, which is no hindrance.
+static void what_an_interrupted_save_left_is_replaced(void **state) {
+    Stage *stage = stage_of(state);
+    run_well(stage, "--config base.json --optimizer ddp --tokens 320 --out left");
+    shell(stage, "mkdir -p left/checkpoints/unfinished/model && echo half > "
+                 "left/checkpoints/unfinished/state.safetensors");
+    Outcome outcome =
+        run_well(stage, "--config base.json --optimizer ddp --tokens 640 --resume auto --out left");
+    text_check(outcome.output, "checkpoint in", "the resumed run");
+    shell(stage, "! test -e left/checkpoints/unfinished");
+}
+
 // It is not said of the best checkpoint that it is kept where there is none.
 static void a_best_that_was_not_kept_is_told(void **state) {
     Stage *stage = stage_of(state);
@@ -2467,6 +2479,7 @@ static const struct CMUnitTest tests[] = {
     CHECKPOINT_TEST(a_best_that_was_not_kept_is_told),
     CHECKPOINT_TEST(bad_validations_count_in_a_row),
     CHECKPOINT_TEST(the_result_of_an_early_end_is_validated),
+    CHECKPOINT_TEST(what_an_interrupted_save_left_is_replaced),
     CHECKPOINT_TEST(a_rate_that_was_given_stays),
     CHECKPOINT_TEST(a_split_is_chosen_by_the_rank_with_most_micro_batches),
     CHECKPOINT_TEST(the_last_checkpoints_are_averaged),

@@ -311,10 +311,10 @@ static void the_end_of_a_longest_document_is_found(void **state) {
 }
 
 // A file of the same name is used again, so the name must differ with every byte, and with the
-// token that ends a text.
+// tokens that end a text and stand in front of it.
 static void the_name_follows_from_every_byte(void **state) {
     (void)state;
-    enum { SIZE = 100000, NAMES = 8 };
+    enum { SIZE = 100000, NAMES = 9 };
     char names[NAMES][TEXTS_NAME_SIZE], again[TEXTS_NAME_SIZE];
     Tokenizer tokenizer = open_tokenizer();
     uint8_t *bytes = (uint8_t *)calloc(1, SIZE);
@@ -328,6 +328,9 @@ static void the_name_follows_from_every_byte(void **state) {
     tokenizer.end += 2;
     texts_name(&whole, 1, &tokenizer, names[7]);
     tokenizer.end -= 2;
+    tokenizer.begin += 2;
+    texts_name(&whole, 1, &tokenizer, names[8]);
+    tokenizer.begin -= 2;
     for (int i = 0; i < 3; i++) {
         size_t at = i == 0 ? 0 : i == 1 ? SIZE / 2 : SIZE - 1;
         bytes[at] ^= 1;

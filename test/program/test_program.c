@@ -1886,9 +1886,8 @@ static void a_second_signal_ends_a_launch_and_a_closed_terminal_does_not(void **
           "  while [ ! -e $second ]; do sleep 0.05; done; kill -TERM $launch; "
           "  while [ ! -e $second.asked ]; do sleep 0.05; done; sleep 2.5; kill -$second $launch; "
           "  wait $launch; echo $? > $second.code ) & done; wait; "
-          "[ \"$(cat TERM.code HUP.code)\" = \"$(printf '143\\n75')\" ] && grep -q 'is lost' launch-TERM.txt "
-          "&& "
-          "! grep -q 'is lost' launch-HUP.txt",
+          "[ \"$(cat TERM.code HUP.code)\" = \"$(printf '143\\n75')\" ] && "
+          "grep -q 'is lost' launch-TERM.txt && ! grep -q 'is lost' launch-HUP.txt",
           stage->root);
 }
 
@@ -2096,11 +2095,11 @@ static void a_log_goes_on_when_there_is_room(void **state) {
 
 // With --beta2 0 and almost no --eps, a zero gradient after another one makes an infinite
 // step.
+#define INFINITE_STEP "--lr 100 --grad-clip off --warmup 0 --weight-decay 0 --beta2 0 --eps 1e-30 "
+
 static void check_not_finite(Stage *stage, int ranks, const char *out) {
     char arguments[512];
-    snprintf(arguments, sizeof arguments,
-             "--config base.json --out %s --lr 100 --grad-clip off --warmup 0 --weight-decay 0 --beta2 0 "
-             "--eps 1e-30 --report-every 1",
+    snprintf(arguments, sizeof arguments, "--config base.json --out %s " INFINITE_STEP "--report-every 1",
              out);
     Outcome outcome = program_run(stage, ranks, arguments);
     outcome_check(&outcome, 3, "a loss that is not finite");
@@ -2129,9 +2128,7 @@ static void a_nan_is_found_in_the_data_of_a_resumed_run(void **state) {
     Stage *stage = stage_of(state);
     static const char *const commands[] = {
         "--config base.json --optimizer ddp --out whole --micro-batch 1 --tokens 640",
-        "--config base.json --out broken --resume whole --micro-batch 2 "
-        "--tokens 20k --lr 100 --grad-clip off "
-        "--weight-decay 0 --beta2 0 --eps 1e-30"};
+        "--config base.json --out broken --resume whole --micro-batch 2 --tokens 20k " INFINITE_STEP};
     Outcome outcome = program_run(stage, 0, commands[0]);
     outcome_check(&outcome, 0, commands[0]);
     outcome = program_run(stage, 0, commands[1]);

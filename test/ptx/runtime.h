@@ -110,14 +110,14 @@ static inline void *pages_new(size_t bytes) {
     return pages;
 }
 
-// What Allocation keeps of a byte: two stamps, and whether it was written.
-#define MARKS_BYTES (2 * sizeof(uint64_t) + 1)
+// What Allocation keeps of each byte: two stamps, and whether it was written. Never 0 bytes.
+static inline size_t marks_room(size_t bytes) { return (2 * sizeof(uint64_t) + 1) * bytes + 1; }
 
 static inline void *machine_allocate(size_t bytes) {
     machine_begin();
     char *begin = (char *)pages_new(allocation_room(bytes)) + ALLOCATION_ALIGNMENT;
     memset(begin, 0xcd, bytes);
-    uint64_t *stamps = (uint64_t *)pages_new(MARKS_BYTES * bytes + 1); // bytes may be 0
+    uint64_t *stamps = (uint64_t *)pages_new(marks_room(bytes));
     machine().allocations[(uintptr_t)begin] = {begin, bytes, stamps, stamps + bytes,
                                                (uint8_t *)(stamps + 2 * bytes)};
     return begin;
@@ -186,7 +186,7 @@ cudaError_t cudaFree(void *memory) {
         report_and_end("memory is freed that was not allocated", "");
     }
     munmap((char *)memory - ALLOCATION_ALIGNMENT, allocation_room(found->bytes));
-    munmap(found->writers, MARKS_BYTES * found->bytes + 1);
+    munmap(found->writers, marks_room(found->bytes));
     machine().allocations.erase((uintptr_t)memory);
     return cudaSuccess;
 }

@@ -32,6 +32,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from tokenizer import vocabulary
+from tokenizer.templates import ALPACA_FIELDS, COMPLETION_FIELDS, text_of
 
 ROLES = {"system": "system", "user": "user", "assistant": "assistant", "human": "user", "gpt": "assistant"}
 OPENS, CLOSES = "\udc00", "\udc01"  # around what {% generation %} holds; no text can have them
@@ -160,10 +161,24 @@ def count_ignored(counts: Counter, found: dict, used: Iterable[str], where: str)
     counts.update(("ignored", key, where) for key, value in found.items() if value not in (None, "", [], {}) and key not in used)
 
 
+def turns_of(record: dict) -> tuple[list[dict], int, tuple[str, ...]]:
+    """What is said in a record, in order; how much of it is only read, whoever says it; and the members that hold it."""
+    lists = [key for key in ("conversations", "messages") if record.get(key)] or [key for key in ("conversations", "messages") if key in record]
+    if not lists and "completion" in record:  # as TRL has them: lists of messages, or texts
+        said = [[message(role, text_of(record, key))] if not isinstance(record[key], list) else record[key]
+                for key, role in zip(COMPLETION_FIELDS, ("user", "assistant"))]
+        return said[0] + said[1], len(said[0]), COMPLETION_FIELDS
+    if not lists and "output" in record:
+        asked = [text_of(record, key) for key in ("instruction", "input") if key == "instruction" or record.get(key)]
+        return [message("user", "\n".join(asked)), message("assistant", text_of(record, "output"))], 0, ALPACA_FIELDS
+    key = (lists or ["messages"])[0]
+    return record[key], 0, (key,)
+
+
 def messages_of(record: dict, counts: Counter) -> tuple[list[dict], list[bool]]:
     """The messages of a record, in the spelling of OpenAI, or of ShareGPT; and which of the assistant's are to be learned."""
-    key = "conversations" if record.get("conversations") or (not record.get("messages") and "conversations" in record) else "messages"
-    turns, messages, learned = record[key], [], []
+    turns, read, used = turns_of(record)
+    messages, learned = [], []
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise TypeError("its messages are not a list of objects with a role and a content")
     for number, turn in enumerate(turns, 1):
@@ -180,14 +195,14 @@ def messages_of(record: dict, counts: Counter) -> tuple[list[dict], list[bool]]:
         if weight not in (None, 0, 1) or trains not in (None, False, True):
             raise TypeError(f"message {number} has the weight {weight!r}, and 'train' {trains!r}: allowed are 0 and 1, false and true")
         if ROLES[role] == "assistant":
-            learned.append(weight != 0 and trains != 0)
+            learned.append(number > read and weight != 0 and trains != 0)
         count_ignored(counts, turn, ("role", "from", "content", "value", "weight", "train"), "message")
         messages.append({"role": ROLES[role], "content": content})
     system, begins = record.get("system"), messages[0]["role"] if messages else "none"
     instructs = isinstance(system, str) and begins != "system"
     if instructs and system:
         messages.insert(0, {"role": "system", "content": system})
-    count_ignored(counts, record, (key, *(["system"] if instructs else [])), "record")
+    count_ignored(counts, record, (*used, *(["system"] if instructs else [])), "record")
     return messages, learned
 
 

@@ -48,8 +48,9 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--separator", choices=tuple(SEPARATORS), default="endoftext",
                         help="what ends a document of a text file: <|endoftext|> at the end of a line, or blank lines (%(default)s)")
     parser.add_argument("--template", choices=(*TEMPLATES, "chat"), default="plain",
-                        help="alpaca: instruction, input, output, of which only the output is predicted; chat: messages, as the "
-                        "tokenizer's chat template writes them, of which only what the assistant says is predicted (%(default)s)")
+                        help="alpaca: instruction, input, output, of which only the output is predicted; completion: prompt and "
+                        "completion, of which only the latter is; chat: messages, or one of these, as the tokenizer's chat template "
+                        "writes them, of which only what the assistant says is predicted (%(default)s)")
     parser.add_argument("--chat-template", metavar="FILE", help="a chat template (Jinja) in the place of the tokenizer's")
     parser.add_argument("--pad", type=int, default=0, metavar="LENGTH",
                         help="make each document one sequence of this length, cut or filled up, for train_gpt "

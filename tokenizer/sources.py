@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizer.chat import ChatError, ChatTemplate, count_ignored
-from tokenizer.templates import ALPACA_FIELDS, TEMPLATES
+from tokenizer.templates import ALPACA_FIELDS, COMPLETION_FIELDS, TEMPLATES, fitting
 
 BLOCK_BYTES = 1 << 19
 DOCUMENT_BYTES = 1 << 22  # TEXT_DOCUMENT_BYTES in documents.h
@@ -64,8 +64,13 @@ class Options:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return {"plain": (self.field,), "chat": ("messages", "conversations", "system")}.get(
-            self.template, (*ALPACA_FIELDS, "system", "history"))
+        return {"plain": (self.field,), "completion": COMPLETION_FIELDS, "alpaca": (*ALPACA_FIELDS, "system", "history"),
+                "chat": ("messages", "conversations", "system", *COMPLETION_FIELDS, *ALPACA_FIELDS, "history")}[self.template]
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The members of a record that become its document; those of a chat are its own."""
+        return {"plain": (self.field,), "completion": COMPLETION_FIELDS}.get(self.template, ALPACA_FIELDS)
 
 
 @dataclass(frozen=True)
@@ -243,7 +248,9 @@ def table_records(path: Path, options: Options) -> Records:
         file = parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
         columns = [name for name in options.columns if name in file.schema_arrow.names]
         if not columns:
-            raise InputError(f"{path} has no column '{options.columns[0]}', but {', '.join(file.schema_arrow.names)}")
+            empty = {"list": [], "string": "", "large_string": ""}
+            like = {column.name: empty.get(str(column.type).partition("<")[0]) for column in file.schema_arrow}
+            raise InputError(f"{path} has no column '{options.columns[0]}'{fitting(like)}")
         row = 0
         for batch in file.iter_batches(ROWS, columns=columns, use_threads=False):
             for record in batch.to_pylist():
@@ -275,11 +282,11 @@ def record_documents(name: str, records: Records, options: Options, counts: Coun
                 parts, learn = options.chat.document(record, counts)
             else:
                 parts, learn = TEMPLATES[options.template](record, options.field), None
-                count_ignored(counts, record, (options.field,) if options.template == "plain" else ALPACA_FIELDS, "record")
+                count_ignored(counts, record, options.used, "record")
             prompt, text = parts
             data = (prompt + text).encode()
         except KeyError as error:
-            raise InputError(f"{name}, {where}: the record has no field {error}") from None
+            raise InputError(f"{name}, {where}: the record has no field {error}{fitting(record)}") from None
         except (TypeError, ChatError, UnicodeError) as error:
             raise InputError(f"{name}, {where}: {error}") from None
         if data:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 ALPACA_FIELDS = ("instruction", "input", "output")
+COMPLETION_FIELDS = ("prompt", "completion")
 ALPACA_WITH_INPUT = (
     "Below is an instruction that describes a task, paired with an input that provides further context. "
     "Write a response that appropriately completes the request.\n\n"
@@ -36,4 +37,23 @@ def alpaca(record: dict, _field: str) -> tuple[str, str]:
     return template.format(**said), text_of(record, "output")
 
 
-TEMPLATES: dict[str, Callable[[dict, str], tuple[str, str]]] = {"plain": plain, "alpaca": alpaca}
+def completion(record: dict, _field: str) -> tuple[str, str]:
+    """A prompt and what follows it, as they are. Each is encoded by itself."""
+    return text_of(record, "prompt"), text_of(record, "completion")
+
+
+TEMPLATES: dict[str, Callable[[dict, str], tuple[str, str]]] = {"plain": plain, "alpaca": alpaca, "completion": completion}
+
+
+def fitting(record: dict) -> str:
+    """What a record holds that lacks a field, and with which option it is read."""
+    texts = [key for key, value in record.items() if isinstance(value, str)]
+    if any(isinstance(record.get(key), list) for key in ("messages", "conversations", "completion")):
+        option = "--template chat reads it"
+    elif {"prompt", "completion"} <= record.keys():
+        option = "--template completion reads it, or chat as a question and its answer"
+    elif {"instruction", "output"} <= record.keys():
+        option = "--template alpaca reads it, or chat as a question and its answer"
+    else:
+        option = f"--field {texts[0]} reads one" if texts else ""
+    return f"; it has {', '.join(map(repr, record)) or 'none'}" + (f": {option}" if option else "")

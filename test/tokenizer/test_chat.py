@@ -77,6 +77,35 @@ class Reference(ChatTest):
         for name in names[1:]:
             self.assertEqual(self.files(name), self.files("a.jsonl"), name)
 
+    def test_questions_with_answers_are_chats(self):
+        said = [("a hat?", "the cat"), ("the mill\nold", "a mat "), ("", "x")]
+        as_chats = [[{"role": "user", "content": one}, {"role": "assistant", "content": two}] for one, two in said]
+        self.prepare_chats("a", TEMPLATES["chatml"], self.write_chats("a.jsonl", as_chats))
+        for name, records in (
+            ("texts", [{"prompt": one, "completion": two} for one, two in said]),
+            ("lists", [{"prompt": [one], "completion": [two]} for one, two in as_chats]),
+            ("mixed", [{"prompt": one, "completion": [two]} for (one, _), (_, two) in zip(said, as_chats)]),
+            ("orders", [{"instruction": one.split("\n")[0], "input": one.partition("\n")[2], "output": two} for one, two in said]),
+        ):
+            self.prepare_chats(name, TEMPLATES["chatml"], self.write(f"{name}.jsonl", "\n".join(map(json.dumps, records))))
+            self.assertEqual(self.files(name), self.files("a"), name)
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), self.directory / f"{name}.parquet")
+            self.prepare_chats(f"{name}-table", TEMPLATES["chatml"], self.directory / f"{name}.parquet")
+            self.assertEqual(self.files(f"{name}-table"), self.files("a"), name)
+
+    def test_answers_in_a_prompt_are_only_read(self):
+        turns = [{"role": role, "content": content} for role, content in
+                 (("system", "be kind"), ("user", "a hat?"), ("assistant", "bad"), ("user", "a cat?"), ("assistant", "the cat"))]
+        weighted = [turn | ({"weight": 0} if turn["content"] == "bad" else {}) for turn in turns]
+        self.prepare_chats("a", TEMPLATES["chatml"], self.write_chats("a.jsonl", [weighted]))
+        self.prepare_chats("b", TEMPLATES["chatml"], self.write("b.jsonl", json.dumps({"prompt": turns[:4], "completion": turns[4:]})))
+        self.assertEqual(self.files("a"), self.files("b"))
+        out = self.prepare_chats("c", TEMPLATES["chatml"], self.write("c.jsonl", json.dumps(
+            {"instruction": "a hat?", "output": "the cat", "system": "be kind", "history": [["x", "y"]]})))
+        self.prepare_chats("d", TEMPLATES["chatml"], self.write_chats("d.jsonl", [[turns[0], turns[1], turns[4]]]))
+        self.assertEqual(self.files("c"), self.files("d"))
+        self.assertIn("ignored members: history in 1 record\n", out)
+
     def test_an_end_of_text_follows_each_chat_and_is_not_doubled(self):
         path = self.write_chats("a.jsonl", chats(30))
         for source, ends in ((TEMPLATES["chatml"], 1), ((ROOT / "tokenizer/chat.jinja").read_text(), 0)):
@@ -147,6 +176,10 @@ class Refused(ChatTest):
             ({"messages": [{"role": "assistant", "content": None, "function_call": {"name": "x"}}]}, "message 1 calls a tool"),
             ({"messages": [{"role": "assistant", "content": "x", "weight": 0.5}]}, "message 1 has the weight 0.5"),
             ({"messages": [{"role": "assistant", "content": "x", "train": "no"}]}, "message 1 has the weight None, and 'train' 'no'"),
+            ({"prompt": "x", "completion": 5}, "field 'completion' holds int, not text"),
+            ({"prompt": ["x"], "completion": "y"}, "its messages are not a list of objects"),
+            ({"completion": "y"}, "the record has no field 'prompt'; it has 'completion'"),
+            ({"instruction": "x", "input": 3, "output": "y"}, "field 'input' holds int, not text"),
         ):
             self.assertIn(words, self.refuse(record))
 

@@ -284,6 +284,37 @@ class Records(DirectoryTest):
         why = f"; {len(self.records)} documents were left out, because nothing"
         self.assertIn(why, self.refused("--template", "alpaca", "--pad", 8, "--val-fraction", 0, self.path))
 
+    def test_a_completion_follows_its_prompt_as_it_is(self):
+        ids, mask, lines = [], [], []
+        for record in self.records:
+            prompt, text = record["instruction"], " " + record["output"]
+            read, answer = (self.tokenizer.encode(part, add_special_tokens=False).ids for part in (prompt, text))
+            ids += [*read, *answer, self.end]
+            mask += [0] * len(read) + [1] * len(answer) + [1]
+            lines.append({"prompt": prompt, "completion": text, "id": 3})
+        path = self.write("b.jsonl", "\n".join(map(json.dumps, lines)))
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(lines), self.directory / "b.parquet")
+        out = self.prepare("lines", "--template", "completion", "--val-fraction", 0, path)
+        self.assertIn(f"ignored members: id in {len(lines)} records", out)
+        self.prepare("table", "--template", "completion", "--val-fraction", 0, self.directory / "b.parquet")
+        self.assertEqual(self.tokens("lines", "train"), (ids, mask))
+        self.assertEqual(self.tokens("table", "train"), (ids, mask))
+
+    def test_a_record_without_the_field_is_told_how_it_is_read(self):
+        pairs = {"prompt": "x", "completion": "y"}
+        for record, template, words in (
+            (pairs, "plain", "no field 'text'; it has 'prompt', 'completion': --template completion reads it, or chat as a"),
+            (pairs | {"completion": [{"role": "assistant", "content": "y"}]}, "plain", ": --template chat reads it"),
+            ({"messages": []}, "alpaca", "no field 'instruction'; it has 'messages': --template chat reads it"),
+            ({"instruction": "x", "output": "y"}, "completion", "no field 'prompt'; it has 'instruction', 'output': --template alpaca reads it, or"),
+            ({"id": 3, "body": "x"}, "plain", "no field 'text'; it has 'id', 'body': --field body reads one"),
+            ({"id": 3}, "plain", "no field 'text'; it has 'id'\n"),
+        ):
+            self.assertIn(words, self.refused("--template", template, self.write("a.jsonl", json.dumps(record))))
+            if template == "plain":
+                pyarrow.parquet.write_table(pyarrow.Table.from_pylist([record]), self.directory / "a.parquet")
+                self.assertIn(words.replace("field 'text'", "column 'text'"), self.refused(self.directory / "a.parquet"))
+
     def test_what_is_no_record_is_refused(self):
         for line, part in (('{"instruction": "x"}', "no field 'output'"), ("[1]", "must be an object"), ("{", "a.jsonl"),
                            ('{"instruction": "x", "output": 2}', "field 'output' holds int, not text"),

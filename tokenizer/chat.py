@@ -255,19 +255,23 @@ def split(text: str, *said: str) -> list[str]:
     return [*pieces, text]
 
 
-def derive(template: ChatTemplate) -> tuple[dict, str, str]:
-    """What goes into chat.json; what stands between an answer and its end; and what ends a chat, from there on."""
+def derive(template: ChatTemplate, instructed: bool) -> tuple[dict, str, str, str]:
+    """What goes into chat.json, with a system text if that is `instructed`; the blanks before an answer that the model writes (Llama 2,
+    Mistral), and those between it and its end; and what ends a chat, from there on."""
     said = ("Said One.", "Said Answer.", "Said Two.")
     one, answer, two = message("user", said[0]), message("assistant", said[1]), message("user", said[2])
     asks = split(template.render([one], ask=True)[0], said[0])
     *first, between, after = split(template.render([one, answer, two], ask=True)[0], *said)
     tail = split(template.render([one, answer])[0], *said[:2])[-1]
+    lead = first[1][len(asks[1]):] if first[1].startswith(asks[1]) and first[1][len(asks[1]):].isspace() else ""
+    first[1] = first[1].removesuffix(lead)
     thought = asks[1].removeprefix(first[1])
     if asks != [first[0], first[1] + thought]:
         raise ChatError("the chat template begins an answer in another way than it asks for it, or where other messages follow")
     try:
         around = split(template.render([message("system", "Said System."), one], ask=True)[0], "Said System.", said[0])
         around[2] = around[2].removesuffix(thought)
+        around = around if instructed else None
     except ChatError:
         around = None
     end = template.special.search(between)
@@ -279,13 +283,13 @@ def derive(template: ChatTemplate) -> tuple[dict, str, str]:
     padded = [message("system", " Said System.\n")][: around is not None] + [message("user", "\n Said One. ")]
     trimmed = [said | {"content": said["content"].strip()} for said in padded]
     pieces |= {"trim": True} if template.render(padded, ask=True) == template.render(trimmed, ask=True) else {}
-    return pieces, between[: end.start()], tail[end.start():]
+    return pieces, lead, between[: end.start()], tail[end.start():]
 
 
 SAID = ("What is 2 + 2?", "Write two lines:\none\ntwo", "Où est la 狐? <b>&amp;</b> \"it's\" {{ x }} 🙂", "a")
 
 
-def check(template: ChatTemplate, pieces: dict, blank: str, tail: str, tokenizer: Tokenizer) -> tuple[int, int]:
+def check(template: ChatTemplate, pieces: dict, lead: str, blank: str, tail: str, tokenizer: Tokenizer) -> tuple[int, int]:
     """Compares with the template. Returns how many conversations were, and in how many an answer by itself has other tokens."""
     count = odd = 0
     thought = pieces.get("thought", "")
@@ -302,7 +306,7 @@ def check(template: ChatTemplate, pieces: dict, blank: str, tail: str, tokenizer
             if "".join(parts) + thought != template.render(messages, ask=True)[0]:
                 raise ChatError(f"the chat template does not write {turn + 1} turns as it writes one")
             messages.append(message("assistant", next(said)))
-            parts.append(messages[-1]["content"] + blank)
+            parts.append(lead + messages[-1]["content"] + blank)
         parts[-1:] = [thought, parts[-1] + tail]
         if "".join(parts) != template.render(messages)[0]:
             raise ChatError("the chat template ends a chat in another way than an answer")
@@ -338,8 +342,12 @@ def main(arguments: list[str] | None = None) -> int:
         tokenizer = vocabulary.load(str(found.model))
         template = load(str(found.model), tokenizer, found.chat_template)
         try:
-            pieces, blank, tail = derive(template)
-            count, odd = check(template, pieces, blank, tail, tokenizer)
+            try:
+                pieces, *blanks = derive(template, True)
+                count, odd = check(template, pieces, *blanks, tokenizer)
+            except ChatError:  # a system text may stand elsewhere in later turns (Mistral)
+                pieces, *blanks = derive(template, False)
+                count, odd = check(template, pieces, *blanks, tokenizer)
         except ChatError as error:
             raise ChatError(f"{found.chat_template or found.model}: {error}; train_gpt sample needs a template that can be taken apart "
                             "into constant texts: give a simpler one with --chat-template (tokenizer.prepare takes this one, too)") from None

@@ -326,6 +326,24 @@ class Pieces(ChatTest):
         self.assertEqual(self.derive(refuses)[0::2], (0, ""))
         self.assertIsNone(self.pieces()["system"])
 
+    def test_a_blank_before_an_answer_is_the_models(self):
+        """As Llama 2 and Mistral have it: the text that asks for an answer ends before the blank."""
+        turns = ("{% for message in messages[begins:] %}{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + (SYSTEM if PLACE else '') "
+                 "+ message['content'] + ' [/INST]' }}{% else %}{{ ' ' + message['content'] + ' ' + eos_token }}{% endif %}{% endfor %}")
+        begins = "{% set begins = 1 if messages[0]['role'] == 'system' else 0 %}"
+        for place, system in (("loop.first", ["<|begin_of_text|>[INST] <<", ">>", " [/INST]"]), ("loop.last", None)):
+            template = begins + turns.replace("SYSTEM", "'<<' + messages[0]['content'] + '>>'").replace("PLACE", f"begins and {place}")
+            code, out, errors = self.derive(template)
+            self.assertEqual((code, errors), (0, ""), place)
+            self.assertIn("takes no system text" if system is None else "takes a system text", out)
+            ask = ["<|begin_of_text|>[INST] ", " [/INST]"]
+            self.assertEqual(self.pieces(), {"first": ask, "system": system, "next": ["<|endoftext|>" + ask[0], ask[1]], "end": "<|endoftext|>"})
+        path = self.write_chats("a.jsonl", [[{"role": "user", "content": "a hat?"}, {"role": "assistant", "content": "the cat"}]])
+        self.prepare_chats("a", template, path)
+        ids, mask = self.tokens("a", "train")
+        learned = vocabulary.load(str(self.directory / "bpe")).encode(" the cat <|endoftext|>", add_special_tokens=False).ids
+        self.assertEqual([token for token, counts in zip(ids, mask) if counts], learned)
+
     def test_checksums_of_a_checkpoint_stay_true(self):
         self.write("bpe/checksums.json", '{"chat.json": 5, "tokenizer.json": 7}')
         self.assertEqual(self.derive(TEMPLATES["chatml"], "--chat-template", ROOT / "tokenizer/chat.jinja")[0::2], (0, ""))

@@ -1599,6 +1599,43 @@ static float *read_model(const Stage *stage, const char *name, size_t *count) {
     return values;
 }
 
+// Next to nothing goes through this model, so its loss is a number; its gradients grow from layer to layer.
+static void a_tensor_whose_gradient_is_not_finite_is_named(void **state) {
+    Stage *stage = stage_of(state);
+    char path[STAGE_PATH_SIZE];
+    HfModel model;
+    Error error;
+    run_well(stage, "--config base.json --optimizer ddp --out plain");
+    assert_true(hf_model_open(&model, stage_path(stage, "plain/checkpoints/commit-24/model", path), &error));
+    float *values = MEMORY_OF(float, model.table.parameter_count);
+    hf_model_read(&model, values);
+    for (int i = 0; i < model.table.count; i++) {
+        const ParameterInfo *tensor = &model.table.entries[i];
+        static const struct {
+            const char *part;
+            float factor;
+        } factors[] = {{".ln_f.weight", 1e38f}, {".wte.", 1e-20f},
+                       {".wpe.", 1e-20f},       {".bias", 0},
+                       {".ln_", 1e15f},         {"", 1}};
+        int which = 0;
+        while (strstr(tensor->name, factors[which].part) == NULL) { which++; }
+        for (size_t k = 0; k < tensor->count; k++) { values[tensor->offset + k] *= factors[which].factor; }
+    }
+    assert_true(hf_model_save(stage_path(stage, "steep", path), &model.config, &model.table, values, NULL,
+                              NULL, NULL, &error));
+    hf_model_close(&model);
+    free(values);
+    static const char command[] = "--config base.json --optimizer ddp --from steep --out broken";
+    Outcome outcome = program_run(stage, 0, command);
+    outcome_check(&outcome, 3, command);
+    json_t *events = log_read(stage, "broken"), *spike = log_event_of(events, "spike", -1);
+    assert_string_equal(json_string_value(json_object_get(spike, "kind")), "gradient");
+    const char *tensor = json_string_value(json_object_get(spike, "tensor"));
+    assert_non_null(tensor);
+    text_check(outcome.errors, tensor, command);
+    json_decref(events);
+}
+
 static void the_last_checkpoints_are_averaged(void **state) {
     Stage *stage = stage_of(state);
     run_well(stage, "--config base.json --optimizer ddp --save-every 6 --keep 9 --out swinging");
@@ -1620,14 +1657,19 @@ static void the_last_checkpoints_are_averaged(void **state) {
     assert_memory_equal(twelfth, values[1], count * sizeof(float));
     free(twelfth);
     for (int i = 0; i < 4; i++) { free(values[i]); }
+    run_well(stage, "--config base.json --model wide.json --optimizer ddp --out strange");
+    shell(stage, "cp -r swinging mixed && cd mixed/checkpoints && rm -r commit-18/model && cp -r "
+                 "../../strange/checkpoints/commit-*/model commit-18/model");
     static const char *const refused[][2] = {
+        {"average --from mixed --last 3 --out more",
+         "mixed/checkpoints/commit-18/model is another model than the"},
         {"average --from swinging --last 9 --out more", "has 4 checkpoints"},
         {"average --from swinging --out mean", "cannot create the directory mean: File exists"},
         {"average --from swinging/checkpoints/commit-12 --out more", "has 2 checkpoints up to there"},
         {"average --from mean --out other", "average needs --from RUN"},
         {"average --from swinging", "average needs --from RUN"},
         {"average --from swinging --out other --lr 1", "--lr has no effect on train_gpt average"}};
-    for (int i = 0; i < 6; i++) {
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
         Outcome outcome = program_run(stage, 0, refused[i][0]);
         outcome_check(&outcome, 2, refused[i][0]);
         if (strstr(refused[i][0], "--out mean") != NULL) { assert_string_equal(outcome.output, ""); }
@@ -2482,6 +2524,7 @@ static const struct CMUnitTest tests[] = {
     CHECKPOINT_TEST(what_an_interrupted_save_left_is_replaced),
     CHECKPOINT_TEST(a_rate_that_was_given_stays),
     CHECKPOINT_TEST(a_split_is_chosen_by_the_rank_with_most_micro_batches),
+    CHECKPOINT_TEST(a_tensor_whose_gradient_is_not_finite_is_named),
     CHECKPOINT_TEST(the_last_checkpoints_are_averaged),
     CHECKPOINT_TEST(links_are_not_followed),
     CHECKPOINT_TEST(a_saved_model_begins_another_run),

@@ -453,6 +453,35 @@ static void the_tokenizer_goes_from_checkpoint_to_checkpoint(void **state) {
     assert_int_not_equal(stat(stage_path(stage, "goes-on/checkpoints/commit-40", path), &status), 0);
 }
 
+// What a run samples is the whole model, also where it trains a part of one that others have trained.
+static void a_part_samples_as_the_whole_model(void **state) {
+    Stage *stage = stage_of(state);
+    static const char *const parts[] = {"--lora-rank 2", "--freeze wte,h.0.*"};
+    static const char sample[] = "--prompt 'the cat' --temperature 1 --top-k off --seed 7 --sample-tokens 30";
+    char arguments[512];
+    run_base(stage, 0, 0, "--tokenizer bpe --data documents.txt --out whole");
+    snprintf(arguments, sizeof arguments, "sample --from whole %s", sample);
+    Outcome before = program_run(stage, 0, arguments);
+    outcome_check(&before, 0, arguments);
+    for (int i = 0; i < 2; i++) {
+        snprintf(arguments, sizeof arguments,
+                 "--finetune whole %s --lr 1 --data documents.txt --out part-%d %s", parts[i], i, sample);
+        run_base(stage, 0, 0, arguments);
+        snprintf(arguments, sizeof arguments, "part-%d", i);
+        json_t *events = log_read(stage, arguments);
+        const char *said = json_string_value(json_object_get(log_event_of(events, "sample", -1), "text"));
+        assert_non_null(said);
+        snprintf(arguments, sizeof arguments, "sample --from part-%d %s", i, sample);
+        Outcome outcome = program_run(stage, 0, arguments);
+        outcome_check(&outcome, 0, arguments);
+        text_check(outcome.output, said, arguments);
+        if (strstr(before.output, said) != NULL) {
+            fail_msg("%s: <%s>, before: %s", arguments, said, before.output);
+        }
+        json_decref(events);
+    }
+}
+
 // Adapters that have no tokenizer, as peft writes them, have that of their model.
 static void adapters_have_the_tokenizer_of_their_model(void **state) {
     Stage *stage = stage_of(state);
@@ -1340,6 +1369,7 @@ int main(int argc, char **argv) {
         DATA_TEST(a_text_trains_as_its_tokens_do),
         DATA_TEST(the_tokenizer_goes_from_checkpoint_to_checkpoint),
         DATA_TEST(adapters_have_the_tokenizer_of_their_model),
+        DATA_TEST(a_part_samples_as_the_whole_model),
         DATA_TEST(attention_stays_in_documents),
         DATA_TEST(two_ranks_share_the_tokens_of_a_text),
         DATA_TEST(what_was_measured_is_kept_before_epochs_are_counted),

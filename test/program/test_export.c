@@ -585,6 +585,13 @@ static void a_chat_becomes_a_modelfile(void **state) {
     assert_true(json_is_true(json_object_get(gguf.keys, "tokenizer.ggml.add_bos_token")));
     close_gguf(&gguf);
     json_decref(root);
+    shell(stage, "printf '{\"chat_template\": [{\"name\": \"tools\", \"template\": \"x\"}, {\"name\": "
+                 "\"default\", \"template\": \"y\"}, {\"name\": \"rag\", \"template\": \"z\"}]}' > "
+                 "begins/tokenizer_config.json");
+    run_well(stage, "export --from %s --to named.gguf", "begins");
+    read_gguf(stage, "named.gguf", &gguf);
+    assert_string_equal(json_string_value(json_object_get(gguf.keys, "tokenizer.chat_template")), "y");
+    close_gguf(&gguf);
     // Without a chat the text goes on.
     shell(stage, "cp -r qwen3 plain && rm plain/chat* plain/checksums.json");
     run_well(stage, "export --from %s --to %s.gguf", "plain");

@@ -508,6 +508,14 @@ static void a_plan_takes_the_times_of_a_run(void **state) {
     double ratio = log_number(twice, "micro_batch_ms") / log_number(plan, "micro_batch_ms");
     assert_true(fabs(ratio - 4.0 / log_number(json_object_get(log_event_of(events, "start", 0), "options"),
                                               "micro-batch")) <= 1e-6);
+    static const char *const others[][2] = {
+        {"plan --like like --ranks 2 --model 125M", "that run trained a model of "},
+        {"plan --like like --ranks 2 --gpu-memory 80G", "that run computed on CPUs, this plan is for a GPU"}};
+    for (int i = 0; i < 2; i++) {
+        outcome = program_run(stage, 0, others[i][0]);
+        outcome_check(&outcome, 2, others[i][0]);
+        text_check(outcome.errors, others[i][1], others[i][0]);
+    }
     json_t *again = plan_json(stage, "--like like", &outcome); // both ranks are on one host
     text_check(outcome.output, "bytes a second for an exchange (so that the simulation", "one host");
     assert_null(strstr(outcome.output, "a host sends"));

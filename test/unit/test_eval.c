@@ -783,6 +783,14 @@ static void requests_that_cannot_be_met_are_refused(void **state) {
     expect_refusal(&request, "1 to 10");
     request.stride = -1;
     expect_refusal(&request, "1 to 10");
+    request = make_request(&wide, EVALUATE_PERPLEXITY, write_text("\n"), &tokenizer);
+    expect_refusal(&request, "holds nothing to predict: it needs two tokens");
+    Tokenizer endless = tokenizer;
+    endless.end = -1;
+    request = make_request(&wide, EVALUATE_PERPLEXITY, write_text("the river"), &endless);
+    expect_refusal(&request, "the tokenizer " TOKENIZER_NO_END);
+    request = make_request(&wide, EVALUATE_LAMBADA, write_text("{\"text\": \"river\"}"), &endless);
+    expect_refusal(&request, "nothing precedes the text to predict, and no token ends a text");
     tokenizer_close(&tokenizer);
     fixture_close(&fixture);
     fixture_close(&wide);

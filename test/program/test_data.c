@@ -453,7 +453,8 @@ static void the_tokenizer_goes_from_checkpoint_to_checkpoint(void **state) {
     assert_int_not_equal(stat(stage_path(stage, "goes-on/checkpoints/commit-40", path), &status), 0);
 }
 
-// What a run samples is the whole model, also where it trains a part of one that others have trained.
+// What a run samples is the whole model, also where it trains a part of one that others have
+// trained.
 static void a_part_samples_as_the_whole_model(void **state) {
     Stage *stage = stage_of(state);
     static const char *const parts[] = {"--lora-rank 2", "--freeze wte,h.0.*"};

@@ -1599,8 +1599,8 @@ static float *read_model(const Stage *stage, const char *name, size_t *count) {
     return values;
 }
 
-// Next to nothing goes through this model, so its loss is a number; its gradients grow from layer to
-// layer.
+// Next to nothing goes through this model, so its loss is a number; its gradients grow from layer
+// to layer.
 static void a_tensor_whose_gradient_is_not_finite_is_named(void **state) {
     Stage *stage = stage_of(state);
     char path[STAGE_PATH_SIZE];

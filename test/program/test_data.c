@@ -460,13 +460,13 @@ static void a_part_samples_as_the_whole_model(void **state) {
     static const char *const parts[] = {"--lora-rank 2", "--freeze wte,h.0.*"};
     static const char sample[] = "--prompt 'the cat' --temperature 1 --top-k off --seed 7 --sample-tokens 30";
     char arguments[512];
-    run_base(stage, 0, 0, "--tokenizer bpe --data documents.txt --out whole");
-    snprintf(arguments, sizeof arguments, "sample --from whole %s", sample);
+    run_base(stage, 0, 0, "--tokenizer bpe --data documents.txt --out all-of-it");
+    snprintf(arguments, sizeof arguments, "sample --from all-of-it %s", sample);
     Outcome before = program_run(stage, 0, arguments);
     outcome_check(&before, 0, arguments);
     for (int i = 0; i < 2; i++) {
         snprintf(arguments, sizeof arguments,
-                 "--finetune whole %s --lr 1 --data documents.txt --out part-%d %s", parts[i], i, sample);
+                 "--finetune all-of-it %s --lr 1 --data documents.txt --out part-%d %s", parts[i], i, sample);
         run_base(stage, 0, 0, arguments);
         snprintf(arguments, sizeof arguments, "part-%d", i);
         json_t *events = log_read(stage, arguments);

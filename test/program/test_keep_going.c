@@ -100,7 +100,7 @@ static void write_launcher(void) {
     write_script("launch", "#!/bin/sh\n"
                            "shift 2; echo \"asked for $2 ranks\"; shift 2\n"
                            "exec \"$@\"\n");
-    stage_write(&stage, "two", "one slots=1\r\nother slots=3");
+    stage_write(&stage, "two", "one slots=1 max_slots=9\r\nother slots=3");
 }
 
 // Dies after the report of commit 5. Where a file "moves" exists, a rank says that it came

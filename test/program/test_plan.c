@@ -67,6 +67,13 @@ static void a_plan_says_what_would_fit(void **state) {
         text_check(plan_line(stage_of(state), arguments, "\nfits             no: "), cases[i].part,
                    arguments);
     }
+    // What fits only with --recompute block is no reason to name a rule.
+    const char *line = plan_line(stage_of(state),
+                                 "plan --model 125M --gpu-memory 4500M --ranks 4 --optimizer ddp "
+                                 "--micro-batch 8 --recompute none",
+                                 "\nfits             no: ");
+    text_check(line, "--recompute block fits", "a rule that does not fit");
+    assert_null(strstr(line, "--optimizer"));
 }
 
 // --fit takes the largest micro-batch that the verdict names, less a margin, and

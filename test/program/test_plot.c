@@ -185,6 +185,18 @@ static void the_page_has_every_panel_and_every_run(void **state) {
     assert_null(strstr(page, "a<b>"));
 }
 
+// What one run was is not said of the next.
+static void runs_in_another_order_have_the_same_rows(void **state) {
+    (void)state;
+    need_gnuplot();
+    plot("--out turned.html \"it's\" 'a<b>&c'", 0);
+    const char *page = drawn("turned.html");
+    text_check(page,
+               "<td>no end yet<small>resumed: 2; lines of its tables that cannot be read: 2</small></td>",
+               "the first run");
+    text_check(page, "<td>done</td>", "the second run");
+}
+
 static void the_page_needs_nothing_else(void **state) {
     (void)state;
     const char *page = page_of_both();
@@ -408,6 +420,7 @@ static int open_stage(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         STAGE_TEST(stage, the_page_has_every_panel_and_every_run),
+        STAGE_TEST(stage, runs_in_another_order_have_the_same_rows),
         STAGE_TEST(stage, the_page_needs_nothing_else),
         STAGE_TEST(stage, the_pen_is_lifted_where_nothing_is_known_and_where_a_run_was_resumed),
         STAGE_TEST(stage, the_rate_to_come_is_that_of_the_schedule),

@@ -37,11 +37,12 @@ enum {
 typedef MicroBatchResult (*MicroBatch)(void *self, Stream *stream, uint64_t index, const void *weights,
                                        float *gradients, const Pace *pace);
 
-// A value that is not finite, in one micro-batch of every rank but 0.
+// A value that is not finite, in one micro-batch, and `more` that follow it, of every rank but 0.
 typedef struct Poison {
     uint64_t index; // of the micro-batch; 0: no poison
     bool in_loss, in_gradient;
     float value;
+    uint64_t more;
 } Poison;
 
 typedef struct RunSpec {
@@ -509,7 +510,8 @@ static inline MicroBatchResult noisy_micro_batch(void *self, Stream *stream, uin
     if (problem->result != NULL && problem->spec->snapshots && index < MAX_SNAPSHOTS) {
         problem->result->snapshots[index] = copy_floats(parameters, problem->spec->parameter_count);
     }
-    if (poison->index > 0 && poison->index == index && problem->rank > 0) {
+    bool is_bad = poison->index > 0 && index >= poison->index && index <= poison->index + poison->more;
+    if (is_bad && problem->rank > 0) {
         if (poison->in_loss) { result.loss = (double)poison->value; }
         if (poison->in_gradient) { problem->differences[problem->spec->parameter_count / 2] = poison->value; }
     }

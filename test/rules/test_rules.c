@@ -1033,7 +1033,7 @@ static void draw_late_spike(Random *random, RunSpec *spec, int ranks) {
         most = spec->micro_batches[i] > most ? spec->micro_batches[i] : most;
     }
     int before = SPIKE_WARMUP + draw(random, 3, 8); // commits, or inner steps, ahead of the spike
-    Poison poison = {(uint64_t)(before * most), false, true, 1e3f};
+    Poison poison = {(uint64_t)(before * most), false, true, 1e3f, 0};
     spec->poison = poison;
     spec->settings.spike_limit = 6;
     spec->settings.target = (double)sum * (before + draw(random, 4, 30));
@@ -1072,7 +1072,7 @@ static RunSpec draw_spec(Random *random, const char *rule, int ranks) {
     settings->target = draw(random, 1, 60);
     settings->on_spike = SPIKE_SKIP;
     settings->spike_limit = draw(random, 0, 1) * 4.0;
-    Poison poison = {(uint64_t)draw(random, 0, 12), false, true, draw(random, 0, 1) == 0 ? NAN : INFINITY};
+    Poison poison = {(uint64_t)draw(random, 0, 12), false, true, draw(random, 0, 1) == 0 ? NAN : INFINITY, 0};
     spec.poison = poison;
     if (draw(random, 0, 1) == 1) { draw_late_spike(random, &spec, ranks); }
     settings->optimizer.tensors = ranges;

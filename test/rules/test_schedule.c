@@ -608,11 +608,11 @@ static void expect_stop(const BadRow *row, const Poison *poison, WireFormat wire
 
 static void a_value_that_is_not_finite_stops_every_rank_and_is_named(void **state) {
     (void)state;
-    static const Poison poisons[] = {{0, true, false, NAN},
-                                     {0, true, true, NAN},
-                                     {0, false, true, NAN},
-                                     {0, false, true, INFINITY},
-                                     {0, true, false, -INFINITY}};
+    static const Poison poisons[] = {{0, true, false, NAN, 1}, // the first of two is named
+                                     {0, true, true, NAN, 0},
+                                     {0, false, true, NAN, 0},
+                                     {0, false, true, INFINITY, 0},
+                                     {0, true, false, -INFINITY, 0}};
     if (process_transport->size == 4) { skip(); }
     for (size_t i = 0; i < sizeof BAD / sizeof BAD[0]; i++) {
         for (int p = 0; p < 5; p++) {

@@ -371,7 +371,7 @@ static void a_rollback_forgets_what_was_under_way(void **state) {
     if (process_transport->size > 2) { skip(); }
     for (int i = 0; i < RULE_COUNT; i++) {
         RunSpec spec = noisy_spec(RULES[i].rule->name, 301);
-        Poison poison = {9, true, false, NAN};
+        Poison poison = {9, true, false, NAN, 0};
         spec.poison = poison;
         spec.settings.on_spike = SPIKE_ROLLBACK;
         spec.commits = 12;

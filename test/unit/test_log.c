@@ -501,6 +501,26 @@ static void test_disk_full_until_the_end(void **state) {
     }
 }
 
+// Where there is none, they are counted as lost.
+static void test_disk_full_at_the_end(void **state) {
+    (void)state;
+    Report report = sample_report();
+    assert_int_equal(mkdir("lost", 0777), 0);
+    Reports *reports = reports_in("lost");
+    Log *logs[] = {&reports->log, &reports->curves, &reports->facts};
+    int full = open("/dev/full", O_WRONLY);
+    for (int i = 0; i < 3; i++) {
+        logs[i]->patient = true;
+        assert_true(dup2(full, logs[i]->descriptor) >= 0);
+    }
+    close(full);
+    report_log(reports, &report); // a line of the log, and a row
+    report_event(reports, json_pack("{s:s, s:i}", "event", "lost", "number", 7)); // and two facts
+    assert_int_equal(reports->lost_lines, 0);
+    reports_close(reports);
+    assert_int_equal(reports->lost_lines, 5);
+}
+
 // While the disk is full, lines of a patient log wait, and come first when there is
 // space again.
 static void test_disk_full_for_a_while(void **state) {
@@ -773,6 +793,7 @@ int main(void) {
         cmocka_unit_test(test_disk_full),
         cmocka_unit_test(test_disk_full_for_a_while),
         cmocka_unit_test(test_disk_full_until_the_end),
+        cmocka_unit_test(test_disk_full_at_the_end),
         cmocka_unit_test(test_half_written_line_is_removed),
         cmocka_unit_test(test_terminal_lines_are_aligned),
         cmocka_unit_test(test_bar_redraws_in_place),

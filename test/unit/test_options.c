@@ -285,6 +285,11 @@ static void test_values(void **state) {
                 options.rules.diloco.outer_momentum == 0);
     assert_true(options.rules.diloco.fragments == 5 && options.rules.diloco.delay == 0 &&
                 options.rules.diloco.alpha == 1);
+    SchedulerSettings settings;
+    memset(&settings, 0, sizeof settings);
+    streaming_diloco_configure(&options.rules.diloco, &settings); // 0 is a momentum, not the rule's own
+    assert_true(settings.local.outer_nesterov.momentum == 0 &&
+                settings.local.outer_nesterov.learning_rate == 1);
     expect_valid(&options, "--co2-tau 48 --co2-beta 0.6 --co2-alpha 2 --co2-phi 1 --co2-gap 3 "
                            "--bucket-mb 0.25 "
                            "--rank-accumulate 4,1");
@@ -646,6 +651,16 @@ static void test_random_files(void **state) {
             assert_true(error.text[0] != '\0' && strchr(error.text, '\n') == NULL);
         }
     }
+}
+
+// A run that goes on does not take these from the one before it.
+static void test_options_of_one_run(void **state) {
+    (void)state;
+    char names[1024] = "";
+    for (EACH_OPTION(option)) {
+        if (option->of_one_run) { text_join(names, sizeof names, ", ", "%s", option->name); }
+    }
+    assert_string_equal(names, "decay-now, ranks, resume, fresh-moments, out, trace, config");
 }
 
 // Sets every option to something that is not its default, saves, reads, and compares the
@@ -1297,6 +1312,7 @@ int main(void) {
         cmocka_unit_test(test_byte_order_mark_is_skipped),
         cmocka_unit_test(test_bad_files_are_refused),
         cmocka_unit_test(test_random_files),
+        cmocka_unit_test(test_options_of_one_run),
         cmocka_unit_test(test_save_reloads_bit_for_bit),
         cmocka_unit_test(test_chosen_values),
         cmocka_unit_test(test_save_failures),

@@ -231,6 +231,22 @@ static void a_plan_says_why_nothing_is_recommended(void **state) {
     text_check(plan_line(stage_of(state), adaptive, "\n* acco "), reason, adaptive);
 }
 
+// What a run does first does not decide what the whole of it takes.
+static void sequential_commits_are_not_simulated(void **state) {
+    static const char *const first[] = {"", "--sequential 100"};
+    double seconds[2];
+    for (int i = 0; i < 2; i++) {
+        Outcome outcome;
+        char arguments[128];
+        snprintf(arguments, sizeof arguments, "--ranks 4 --compute-ms 50 --host-mbit 100 --threads 1 %s",
+                 first[i]);
+        json_t *plan = plan_json(stage_of(state), arguments, &outcome);
+        seconds[i] = log_number(rule_of(plan, "acco"), "commit_ms");
+        json_decref(plan);
+    }
+    assert_true(seconds[0] > 0 && seconds[0] == seconds[1]);
+}
+
 // With --fit every rule has what fits for it: each fills nearly all of the memory, and
 // none lies out because another one's micro-batch would be too large for it.
 static void fit_is_for_every_rule(void **state) {
@@ -781,6 +797,7 @@ int main(int argc, char **argv) {
         STAGE_TEST(stage_of_all, fit_takes_the_largest_micro_batch),
         STAGE_TEST(stage_of_all, more_workers_need_more_tokens_for_local_steps),
         STAGE_TEST(stage_of_all, a_plan_says_why_nothing_is_recommended),
+        STAGE_TEST(stage_of_all, sequential_commits_are_not_simulated),
         STAGE_TEST(stage_of_all, fit_is_for_every_rule),
         STAGE_TEST(stage_of_all, what_does_not_fit_is_not_recommended),
         STAGE_TEST(stage_of_all, the_time_of_a_gpu_is_guessed_from_its_peak),

@@ -186,7 +186,7 @@ static void test_choose(void **state) {
     sampler.adjusted = adjusted;
     assert_int_equal(sampler_choose(&sampler, &penalty, &random), 3);
     assert_true(adjusted[2] == 1.5f && adjusted[4] == 1.5f && adjusted[3] == 2.0f);
-    // Of tokens with a penalty the best two may be drawn, not those that are among the best two without.
+    // Of tokens with a penalty the best two may be drawn, not those that are the best two without.
     Sampling best_two = {9, 2, 1, 4};
     int drawn[6] = {0};
     for (int i = 0; i < 1000; i++) { drawn[sampler_choose(&sampler, &best_two, &random)]++; }

@@ -219,6 +219,9 @@ class Refused(ChatTest):
         for name, record in records.items():
             outs[name] = self.prepare_chats(name, TEMPLATES["chatml"], self.write(f"{name}.jsonl", json.dumps(record)))
             self.assertEqual(self.files(name), self.files("a"))
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist([record]), self.directory / f"{name}.parquet")
+            self.prepare_chats(f"{name}-table", TEMPLATES["chatml"], self.directory / f"{name}.parquet")
+            self.assertEqual(self.files(f"{name}-table"), self.files("a"))
         self.assertNotIn("ignored", outs["a"] + outs["b"] + outs["c"])
         self.assertIn("ignored members: system in 1 record", outs["d"])
 

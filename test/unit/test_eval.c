@@ -783,6 +783,20 @@ static void requests_that_cannot_be_met_are_refused(void **state) {
     expect_refusal(&request, "1 to 10");
     request.stride = -1;
     expect_refusal(&request, "1 to 10");
+    Fixture large;
+    fixture_open(&large, 406);
+    request = make_request(&large, EVALUATE_PERPLEXITY, "test/reference/padded_shard.bin", &tokenizer);
+    static const int windows[][2] = {{16, 0}, {16, 8}, {8, 8}, {16, 16}};
+    for (int i = 0; i < 4; i++) { // every window is a document, also where no stride is given
+        EvaluateSet set;
+        Error why = {""};
+        request.T = windows[i][0];
+        request.stride = windows[i][1];
+        assert_true(evaluate_set_open(&set, &request, &why) == (i == 3));
+        if (i < 3) { assert_non_null(strstr(why.text, "was padded to sequences of ")); }
+        if (i == 3) { evaluate_set_close(&set); }
+    }
+    fixture_close(&large);
     request = make_request(&wide, EVALUATE_PERPLEXITY, write_text("\n"), &tokenizer);
     expect_refusal(&request, "holds nothing to predict: it needs two tokens");
     Tokenizer endless = tokenizer;

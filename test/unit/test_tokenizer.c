@@ -270,6 +270,33 @@ static void merges_as_one_string_are_the_same_as_pairs(void **state) {
     json_decref(cases);
 }
 
+// Added tokens behind the last row of the model beside the tokenizer are left out; a model that has no
+// row for one that was learned is another tokenizer's, which is for others to say.
+static void tokens_without_a_row_are_left_out(void **state) {
+    (void)state;
+    enum { LEARNED = 400, ALL = 406 };
+    static const int rows[][2] = {
+        {ALL + 1, ALL}, {ALL, ALL}, {ALL - 1, ALL - 1}, {LEARNED, LEARNED}, {LEARNED - 1, ALL}};
+    char directory[] = "/tmp/test_tokenizer.XXXXXX", path[128], command[256];
+    assert_non_null(mkdtemp(directory));
+    snprintf(command, sizeof command, "cp test/reference/tokenizer.json %s", directory);
+    assert_int_equal(system(command), 0);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        Tokenizer tokenizer;
+        Error error;
+        snprintf(path, sizeof path, "%s/config.json", directory);
+        FILE *file = fopen(path, "w");
+        fprintf(file, "{\"vocab_size\": %d}", rows[i][0]);
+        fclose(file);
+        if (!tokenizer_open(&tokenizer, directory, &error)) { fail_msg("%s", error.text); }
+        assert_int_equal(tokenizer.learned, LEARNED);
+        assert_int_equal(tokenizer.vocabulary, rows[i][1]);
+        tokenizer_close(&tokenizer);
+    }
+    snprintf(command, sizeof command, "rm -r %s", directory);
+    assert_int_equal(system(command), 0);
+}
+
 static void the_sum_is_that_of_the_token_files(void **state) {
     (void)state;
     Tokenizer tokenizer = open_reference();
@@ -672,6 +699,7 @@ int main(void) {
         cmocka_unit_test(the_blank_in_front_of_a_text_is_not_of_the_text),
         cmocka_unit_test(the_token_in_front_of_a_text_is_found),
         cmocka_unit_test(merges_as_one_string_are_the_same_as_pairs),
+        cmocka_unit_test(tokens_without_a_row_are_left_out),
         cmocka_unit_test(the_sum_is_that_of_the_token_files),
         cmocka_unit_test(a_byte_is_the_token_of_its_letter),
         cmocka_unit_test(decoding_is_that_of_the_library_in_steps_of_any_length),

@@ -270,8 +270,8 @@ static void merges_as_one_string_are_the_same_as_pairs(void **state) {
     json_decref(cases);
 }
 
-// Added tokens behind the last row of the model beside the tokenizer are left out; a model that has no
-// row for one that was learned is another tokenizer's, which is for others to say.
+// Added tokens behind the last row of the model beside the tokenizer are left out. A model that has
+// no row for one that was learned belongs to another tokenizer, which others say.
 static void tokens_without_a_row_are_left_out(void **state) {
     (void)state;
     enum { LEARNED = 400, ALL = 406 };

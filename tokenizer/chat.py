@@ -6,8 +6,9 @@
 
 takes the constant texts out of the template of the directory MODEL, or of FILE, checks with
 conversations of one to three turns that they give exactly what the template gives, and writes
-them to MODEL/chat.json, which tokenizer/chat.h explains. FILE becomes MODEL/chat_template.jinja.
-Both go with the tokenizer into checkpoints. A template that writes today's date keeps it, and one
+them to MODEL/chat.json, which tokenizer/chat.h explains. FILE becomes MODEL/chat_template.jinja, and
+the token that ends an answer is added to those of MODEL/generation_config.json that end a text.
+They go with the tokenizer into checkpoints. A template that writes today's date keeps it, and one
 that can ask for thoughts (Qwen3) asks for none.
 
 A template is Jinja, with what transformers gives it: chat_template.jinja, or else chat_template
@@ -317,6 +318,18 @@ def check(template: ChatTemplate, pieces: dict, lead: str, blank: str, tail: str
     return count, odd
 
 
+def ends_of(directory: Path, end: int | None) -> dict[str, str]:
+    """The generation_config.json that also stops at the end of an answer, as transformers and others read it; nothing if it does
+    already, or if no token is known that ends a text. A model that was trained without chats does not stop there."""
+    held = {name: json.loads((directory / name).read_bytes()) for name in ("generation_config.json", "config.json") if (directory / name).is_file()}
+    ids = next((found["eos_token_id"] for found in held.values() if found.get("eos_token_id") is not None), [])
+    ids = ids if isinstance(ids, list) else [ids]
+    if not ids or end in ids:
+        return {}
+    kept = held.get("generation_config.json") or {key: held["config.json"][key] for key in ("bos_token_id", "pad_token_id") if key in held["config.json"]}
+    return {"generation_config.json": json.dumps(kept | {"eos_token_id": [*ids, end]}, indent=2) + "\n"}
+
+
 def write(directory: Path, files: dict[str, str]) -> None:
     """Each file whole or not at all. The checksums of a model that train_gpt wrote stay true."""
     sums = directory / "checksums.json"
@@ -352,13 +365,16 @@ def main(arguments: list[str] | None = None) -> int:
             raise ChatError(f"{found.chat_template or found.model}: {error}; train_gpt sample needs a template that can be taken apart "
                             "into constant texts: give a simpler one with --chat-template (tokenizer.prepare takes this one, too)") from None
         own = {"chat_template.jinja": template.source} if found.chat_template is not None else {}
-        write(found.model, own | {"chat.json": json.dumps(pieces, indent=1, ensure_ascii=False) + "\n"})
-    except (ChatError, vocabulary.TokenizerError, OSError, ValueError, TypeError) as error:
+        ends = ends_of(found.model, tokenizer.token_to_id(pieces["end"]))
+        write(found.model, own | ends | {"chat.json": json.dumps(pieces, indent=1, ensure_ascii=False) + "\n"})
+    except (ChatError, vocabulary.TokenizerError, OSError, ValueError, TypeError, AttributeError) as error:
         print(f"chat: {error}", file=sys.stderr)
         return 2
     system = "takes a system text" if pieces["system"] is not None else "takes no system text"
     print(f"{found.model}/chat.json: the template {system}, and an answer ends with {pieces['end']}; "
           f"{count} conversations come out as the template writes them")
+    if ends:
+        print(f"{found.model}/generation_config.json: a text ends with {pieces['end']}, too, where transformers generates it")
     if "thought" in pieces:
         print(f"an answer is asked for without thoughts: {pieces['thought']!r} stands before it, until another message follows")
     if odd:

@@ -347,6 +347,33 @@ class Pieces(ChatTest):
         learned = vocabulary.load(str(self.directory / "bpe")).encode(" the cat <|endoftext|>", add_special_tokens=False).ids
         self.assertEqual([token for token, counts in zip(ids, mask) if counts], learned)
 
+    def test_what_ends_an_answer_ends_a_text_elsewhere(self):
+        for files, expected in (
+            ({}, None),
+            ({"config.json": {"eos_token_id": None}}, None),
+            ({"config.json": {"eos_token_id": 7, "bos_token_id": 5}}, {"bos_token_id": 5, "eos_token_id": [7, "end"]}),
+            ({"config.json": {"eos_token_id": 7}, "generation_config.json": {"eos_token_id": [8, 9], "top_k": 3}},
+             {"eos_token_id": [8, 9, "end"], "top_k": 3}),
+            ({"config.json": {"eos_token_id": 7}, "generation_config.json": {"top_k": 3}}, {"eos_token_id": [7, "end"], "top_k": 3}),
+            ({"generation_config.json": {"eos_token_id": ["end"]}}, {"eos_token_id": ["end"]}),
+        ):
+            write_tokenizer(self.directory / "bpe", TEMPLATES["chatml"])
+            end = vocabulary.load(str(self.directory / "bpe")).token_to_id("<|im_end|>")
+            for name, held in files.items():
+                self.write(f"bpe/{name}", json.dumps(held).replace('"end"', str(end)))
+            code, out, errors = self.derive(None)
+            self.assertEqual((code, errors), (0, ""))
+            path = self.directory / "bpe/generation_config.json"
+            found = json.loads(path.read_text()) if path.exists() else None
+            self.assertEqual(found, expected and json.loads(json.dumps(expected).replace('"end"', str(end))))
+            changes = expected is not None and files.get("generation_config.json") != expected
+            self.assertEqual("generation_config.json: a text ends with <|im_end|>, too" in out, changes)
+            self.assertEqual(self.derive(None)[1].count("generation_config"), 0)  # once
+            for name in ("config.json", "generation_config.json"):
+                (self.directory / "bpe" / name).unlink(missing_ok=True)
+        self.write("bpe/generation_config.json", "[3]")
+        self.assertEqual(self.derive(None)[0], 2)
+
     def test_checksums_of_a_checkpoint_stay_true(self):
         self.write("bpe/checksums.json", '{"chat.json": 5, "tokenizer.json": 7}')
         self.assertEqual(self.derive(TEMPLATES["chatml"], "--chat-template", ROOT / "tokenizer/chat.jinja")[0::2], (0, ""))

@@ -37,6 +37,7 @@ from tokenizer.templates import ALPACA_FIELDS, COMPLETION_FIELDS, text_of
 
 ROLES = {"system": "system", "user": "user", "assistant": "assistant", "human": "user", "gpt": "assistant"}
 OPENS, CLOSES = "\udc00", "\udc01"  # around what {% generation %} holds; no text can have them
+GENERATION = ("bos_token_id", "pad_token_id", "temperature", "top_k", "top_p", "repetition_penalty")  # old models have them in config.json
 Span = tuple[int, int]
 
 
@@ -151,7 +152,7 @@ class ChatTemplate:
         if not all(learned):
             if len(spans) != len(learned):
                 raise ChatError(f"the chat template marks {len(spans)} parts of {len(learned)} answers, so it does not say which to "
-                                "leave out for its weight")
+                                "leave out, for its weight or because it belongs to the prompt")
             spans = [span for span, counts_too in zip(spans, learned) if counts_too]
         counts["control"] += any(self.special.search(message["content"]) for message in messages)
         return ("", text), [(len(text[:begin].encode()), len(text[:end].encode())) for begin, end in spans]
@@ -164,15 +165,17 @@ def count_ignored(counts: Counter, found: dict, used: Iterable[str], where: str)
 
 def turns_of(record: dict) -> tuple[list[dict], int, tuple[str, ...]]:
     """What is said in a record, in order; how much of it is only read, whoever says it; and the members that hold it."""
-    lists = [key for key in ("conversations", "messages") if record.get(key)] or [key for key in ("conversations", "messages") if key in record]
-    if not lists and "completion" in record:  # as TRL has them: lists of messages, or texts
+    held = {key for key, value in record.items() if value is not None and value != []}  # tables have the columns of several formats
+    lists = [key for key in ("conversations", "messages") if key in held]
+    if not lists and "completion" in held:  # as TRL has them: lists of messages, or texts
         said = [[message(role, text_of(record, key))] if not isinstance(record[key], list) else record[key]
                 for key, role in zip(COMPLETION_FIELDS, ("user", "assistant"))]
         return said[0] + said[1], len(said[0]), COMPLETION_FIELDS
-    if not lists and "output" in record:
+    if not lists and "output" in held:
         asked = [text_of(record, key) for key in ("instruction", "input") if key == "instruction" or record.get(key)]
-        return [message("user", "\n".join(asked)), message("assistant", text_of(record, "output"))], 0, ALPACA_FIELDS
-    key = (lists or ["messages"])[0]
+        said = message("user", "\n".join(text for text in asked if text.strip()))
+        return [said, message("assistant", text_of(record, "output"))], 0, ALPACA_FIELDS
+    key = next((key for key in (*lists, "conversations") if key in record), "messages")
     return record[key], 0, (key,)
 
 
@@ -321,13 +324,22 @@ def check(template: ChatTemplate, pieces: dict, lead: str, blank: str, tail: str
 def ends_of(directory: Path, end: int | None) -> dict[str, str]:
     """The generation_config.json that also stops at the end of an answer, as transformers and others read it; nothing if it does
     already, or if no token is known that ends a text. A model that was trained without chats does not stop there."""
-    held = {name: json.loads((directory / name).read_bytes()) for name in ("generation_config.json", "config.json") if (directory / name).is_file()}
-    ids = next((found["eos_token_id"] for found in held.values() if found.get("eos_token_id") is not None), [])
-    ids = ids if isinstance(ids, list) else [ids]
-    if not ids or end in ids:
+    held = {}
+    for name in ("generation_config.json", "config.json"):
+        try:
+            held[name] = json.loads((directory / name).read_bytes()) if (directory / name).is_file() else {}
+            found = held[name].get("eos_token_id")
+        except (OSError, ValueError, RecursionError, AttributeError) as error:
+            raise ChatError(f"{directory / name} cannot be read: {error}") from None
+        ids = found if isinstance(found, list) else [] if found is None else [found]
+        if ids:
+            break
+    if not ids or end in ids or not all(type(number) is int for number in ids):
         return {}
-    kept = held.get("generation_config.json") or {key: held["config.json"][key] for key in ("bos_token_id", "pad_token_id") if key in held["config.json"]}
-    return {"generation_config.json": json.dumps(kept | {"eos_token_id": [*ids, end]}, indent=2) + "\n"}
+    # With _from_model_config, transformers would take the tokens of config.json again.
+    kept = held["generation_config.json"] or {key: held["config.json"][key] for key in GENERATION if key in held["config.json"]}
+    kept = {key: value for key, value in kept.items() if key != "_from_model_config"} | {"eos_token_id": [*ids, end]}
+    return {"generation_config.json": json.dumps(kept, indent=2) + "\n"}
 
 
 def write(directory: Path, files: dict[str, str]) -> None:
@@ -355,10 +367,12 @@ def main(arguments: list[str] | None = None) -> int:
         tokenizer = vocabulary.load(str(found.model))
         template = load(str(found.model), tokenizer, found.chat_template)
         try:
+            moves = False
             try:
                 pieces, *blanks = derive(template, True)
                 count, odd = check(template, pieces, *blanks, tokenizer)
             except ChatError:  # a system text may stand elsewhere in later turns (Mistral)
+                moves = True
                 pieces, *blanks = derive(template, False)
                 count, odd = check(template, pieces, *blanks, tokenizer)
         except ChatError as error:
@@ -367,10 +381,11 @@ def main(arguments: list[str] | None = None) -> int:
         own = {"chat_template.jinja": template.source} if found.chat_template is not None else {}
         ends = ends_of(found.model, tokenizer.token_to_id(pieces["end"]))
         write(found.model, own | ends | {"chat.json": json.dumps(pieces, indent=1, ensure_ascii=False) + "\n"})
-    except (ChatError, vocabulary.TokenizerError, OSError, ValueError, TypeError, AttributeError) as error:
+    except (ChatError, vocabulary.TokenizerError, OSError, ValueError, TypeError) as error:
         print(f"chat: {error}", file=sys.stderr)
         return 2
-    system = "takes a system text" if pieces["system"] is not None else "takes no system text"
+    system = ("takes a system text" if pieces["system"] is not None else "takes no system text" if not moves else
+              "puts a system text elsewhere in later turns, so train_gpt sample gives it none")
     print(f"{found.model}/chat.json: the template {system}, and an answer ends with {pieces['end']}; "
           f"{count} conversations come out as the template writes them")
     if ends:

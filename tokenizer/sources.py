@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizer.chat import ChatError, ChatTemplate, count_ignored
-from tokenizer.templates import ALPACA_FIELDS, COMPLETION_FIELDS, TEMPLATES, fitting
+from tokenizer.templates import ALPACA_FIELDS, COMPLETION_FIELDS, NEEDED, TEMPLATES, fitting, lacking
 
 BLOCK_BYTES = 1 << 19
 DOCUMENT_BYTES = 1 << 22  # TEXT_DOCUMENT_BYTES in documents.h
@@ -64,7 +64,7 @@ class Options:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return {"plain": (self.field,), "completion": COMPLETION_FIELDS, "alpaca": (*ALPACA_FIELDS, "system", "history"),
+        return {"plain": (self.field,), "completion": (*COMPLETION_FIELDS, "system"), "alpaca": (*ALPACA_FIELDS, "system", "history"),
                 "chat": ("messages", "conversations", "system", *COMPLETION_FIELDS, *ALPACA_FIELDS, "history")}[self.template]
 
     @property
@@ -246,11 +246,14 @@ def table_records(path: Path, options: Options) -> Records:
 
     try:
         file = parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
-        columns = [name for name in options.columns if name in file.schema_arrow.names]
-        if not columns:
-            empty = {"list": [], "string": "", "large_string": ""}
-            like = {column.name: empty.get(str(column.type).partition("<")[0]) for column in file.schema_arrow}
-            raise InputError(f"{path} has no column '{options.columns[0]}'{fitting(like)}")
+        names = file.schema_arrow.names
+        sets = NEEDED.get(options.template, ((options.field,),))
+        if not any(set(needed) <= set(names) for needed in sets):
+            kinds = {"list": [], "large_list": [], "string": "", "large_string": ""}
+            like = {column.name: kinds.get(re.split(r"[<\[]", str(column.type))[0]) for column in file.schema_arrow}
+            absent = next((name for needed in sets if names and set(needed) & set(names) for name in needed if name not in names), sets[0][0])
+            raise InputError(f"{path} has no column '{absent}'{lacking(like, options.template)}")
+        columns = [name for name in options.columns if name in names]
         row = 0
         for batch in file.iter_batches(ROWS, columns=columns, use_threads=False):
             for record in batch.to_pylist():
@@ -286,9 +289,10 @@ def record_documents(name: str, records: Records, options: Options, counts: Coun
             prompt, text = parts
             data = (prompt + text).encode()
         except KeyError as error:
-            raise InputError(f"{name}, {where}: the record has no field {error}{fitting(record)}") from None
+            raise InputError(f"{name}, {where}: the record has no field {error}{lacking(record, options.template)}") from None
         except (TypeError, ChatError, UnicodeError) as error:
-            raise InputError(f"{name}, {where}: {error}") from None
+            hint = fitting(record, options.template) if isinstance(error, TypeError) and isinstance(record, dict) and options.chat is None else ""
+            raise InputError(f"{name}, {where}: {error}{hint}") from None
         if data:
             yield Document(text, prompt, data, learn=learn)
         else:

@@ -1,5 +1,6 @@
 """Turns a record into a document: a prompt, which the model only reads, and a text, which it learns to predict. Chats are in chat.py."""
 
+import shlex
 from collections.abc import Callable
 
 ALPACA_FIELDS = ("instruction", "input", "output")
@@ -38,22 +39,32 @@ def alpaca(record: dict, _field: str) -> tuple[str, str]:
 
 
 def completion(record: dict, _field: str) -> tuple[str, str]:
-    """A prompt and what follows it, as they are. Each is encoded by itself."""
+    """A prompt and what follows it, without a text of our own around them. Each is encoded by itself."""
     return text_of(record, "prompt"), text_of(record, "completion")
 
 
 TEMPLATES: dict[str, Callable[[dict, str], tuple[str, str]]] = {"plain": plain, "alpaca": alpaca, "completion": completion}
 
 
-def fitting(record: dict) -> str:
-    """What a record holds that lacks a field, and with which option it is read."""
-    texts = [key for key, value in record.items() if isinstance(value, str)]
-    if any(isinstance(record.get(key), list) for key in ("messages", "conversations", "completion")):
-        option = "--template chat reads it"
-    elif {"prompt", "completion"} <= record.keys():
-        option = "--template completion reads it, or chat as a question and its answer"
-    elif {"instruction", "output"} <= record.keys():
-        option = "--template alpaca reads it, or chat as a question and its answer"
-    else:
-        option = f"--field {texts[0]} reads one" if texts else ""
-    return f"; it has {', '.join(map(repr, record)) or 'none'}" + (f": {option}" if option else "")
+# What a record must have for a template, and for chats one of several. A chat's prompt and completion may be lists of messages, too.
+NEEDED = {"alpaca": (("instruction", "output"),), "completion": (COMPLETION_FIELDS,),
+          "chat": (("messages",), ("conversations",), COMPLETION_FIELDS, ("instruction", "output"))}
+
+
+def fitting(record: dict, template: str) -> str:
+    """Which other options read a record that this template does not; nothing if none does."""
+    kinds = {key: "list" if isinstance(value, list) else "text" if isinstance(value, str) else "" for key, value in record.items()}
+    options = []
+    for other, sets in NEEDED.items():
+        takes = {"messages": ("list",), "conversations": ("list",)} | dict.fromkeys(COMPLETION_FIELDS, ("text", "list")[: 1 + (other == "chat")])
+        if other != template and any(all(kinds.get(key) in takes.get(key, ("text",)) for key in keys) for keys in sets):
+            options.append(f"--template {other}")
+    texts = [key for key, kind in kinds.items() if kind == "text" and key.isprintable() and key]
+    options = options or ([f"--field {shlex.quote(texts[0])}"] if texts and template == "plain" else [])
+    return f": {' or '.join(options)} {'reads' if len(options) == 1 else 'read'} it" if options else ""
+
+
+def lacking(record: dict, template: str) -> str:
+    """What a record, or a table, has instead of a field."""
+    names = [*map(repr, list(record)[:8]), *(["..."] if len(record) > 8 else [])]
+    return f"; it has {', '.join(names) or 'none'}" + fitting(record, template)

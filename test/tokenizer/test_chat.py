@@ -93,6 +93,18 @@ class Reference(ChatTest):
             self.prepare_chats(f"{name}-table", TEMPLATES["chatml"], self.directory / f"{name}.parquet")
             self.assertEqual(self.files(f"{name}-table"), self.files("a"), name)
 
+    def test_members_of_several_formats_stand_for_what_is_filled(self):
+        said = [{"role": "user", "content": "a hat?"}, {"role": "assistant", "content": "the cat"}]
+        self.prepare_chats("a", TEMPLATES["chatml"], self.write_chats("a.jsonl", [said] * 3))
+        empty = dict.fromkeys(("messages", "conversations", "prompt", "completion", "instruction", "input", "output"))
+        records = [empty | {"messages": said}, empty | {"messages": [], "prompt": "a hat?", "completion": "the cat"},
+                   empty | {"instruction": "a hat?", "input": " ", "output": "the cat"}]
+        out = self.prepare_chats("lines", TEMPLATES["chatml"], self.write("b.jsonl", "\n".join(map(json.dumps, records))))
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), self.directory / "b.parquet")
+        self.prepare_chats("table", TEMPLATES["chatml"], self.directory / "b.parquet")
+        self.assertEqual((self.files("lines"), self.files("table")), (self.files("a"), self.files("a")))
+        self.assertNotIn("ignored", out)
+
     def test_answers_in_a_prompt_are_only_read(self):
         turns = [{"role": role, "content": content} for role, content in
                  (("system", "be kind"), ("user", "a hat?"), ("assistant", "bad"), ("user", "a cat?"), ("assistant", "the cat"))]
@@ -338,7 +350,7 @@ class Pieces(ChatTest):
             template = begins + turns.replace("SYSTEM", "'<<' + messages[0]['content'] + '>>'").replace("PLACE", f"begins and {place}")
             code, out, errors = self.derive(template)
             self.assertEqual((code, errors), (0, ""), place)
-            self.assertIn("takes no system text" if system is None else "takes a system text", out)
+            self.assertIn("puts a system text elsewhere in later turns" if system is None else "takes a system text", out)
             ask = ["<|begin_of_text|>[INST] ", " [/INST]"]
             self.assertEqual(self.pieces(), {"first": ask, "system": system, "next": ["<|endoftext|>" + ask[0], ask[1]], "end": "<|endoftext|>"})
         path = self.write_chats("a.jsonl", [[{"role": "user", "content": "a hat?"}, {"role": "assistant", "content": "the cat"}]])
@@ -356,6 +368,9 @@ class Pieces(ChatTest):
              {"eos_token_id": [8, 9, "end"], "top_k": 3}),
             ({"config.json": {"eos_token_id": 7}, "generation_config.json": {"top_k": 3}}, {"eos_token_id": [7, "end"], "top_k": 3}),
             ({"generation_config.json": {"eos_token_id": ["end"]}}, {"eos_token_id": ["end"]}),
+            ({"generation_config.json": {"_from_model_config": True, "eos_token_id": 2}}, {"eos_token_id": [2, "end"]}),
+            ({"config.json": {"eos_token_id": 7, "temperature": 0.5, "vocab_size": 9}}, {"temperature": 0.5, "eos_token_id": [7, "end"]}),
+            ({"generation_config.json": {"eos_token_id": "2"}}, {"eos_token_id": "2"}),
         ):
             write_tokenizer(self.directory / "bpe", TEMPLATES["chatml"])
             end = vocabulary.load(str(self.directory / "bpe")).token_to_id("<|im_end|>")
@@ -371,8 +386,11 @@ class Pieces(ChatTest):
             self.assertEqual(self.derive(None)[1].count("generation_config"), 0)  # once
             for name in ("config.json", "generation_config.json"):
                 (self.directory / "bpe" / name).unlink(missing_ok=True)
-        self.write("bpe/generation_config.json", "[3]")
-        self.assertEqual(self.derive(None)[0], 2)
+        for damaged in ("[3]", "{", "[" * 5000):
+            self.write("bpe/generation_config.json", damaged)
+            code, _, errors = self.derive(None)
+            self.assertEqual((code, errors.count("\n")), (2, 1))
+            self.assertIn("generation_config.json cannot be read: ", errors)
 
     def test_checksums_of_a_checkpoint_stay_true(self):
         self.write("bpe/checksums.json", '{"chat.json": 5, "tokenizer.json": 7}')

@@ -301,19 +301,34 @@ class Records(DirectoryTest):
         self.assertEqual(self.tokens("table", "train"), (ids, mask))
 
     def test_a_record_without_the_field_is_told_how_it_is_read(self):
-        pairs = {"prompt": "x", "completion": "y"}
+        pairs, listed = {"prompt": "x", "completion": "y"}, [{"role": "assistant", "content": "y"}]
         for record, template, words in (
-            (pairs, "plain", "no field 'text'; it has 'prompt', 'completion': --template completion reads it, or chat as a"),
-            (pairs | {"completion": [{"role": "assistant", "content": "y"}]}, "plain", ": --template chat reads it"),
-            ({"messages": []}, "alpaca", "no field 'instruction'; it has 'messages': --template chat reads it"),
-            ({"instruction": "x", "output": "y"}, "completion", "no field 'prompt'; it has 'instruction', 'output': --template alpaca reads it, or"),
-            ({"id": 3, "body": "x"}, "plain", "no field 'text'; it has 'id', 'body': --field body reads one"),
+            (pairs, "plain", "no field 'text'; it has 'prompt', 'completion': --template completion or --template chat read it\n"),
+            (pairs | {"completion": listed}, "plain", ": --template chat reads it\n"),
+            (pairs | {"completion": None}, "plain", "; it has 'prompt', 'completion': --field prompt reads it\n"),
+            (pairs | {"prompt": listed}, "completion", "field 'prompt' holds list, not text: --template chat reads it\n"),
+            ({"messages": []}, "alpaca", "no field 'instruction'; it has 'messages': --template chat reads it\n"),
+            ({"instruction": "x", "output": "y"}, "completion",
+             "no field 'prompt'; it has 'instruction', 'output': --template alpaca or --template chat read it\n"),
+            ({"instruction": "x", "output": 3}, "completion", "no field 'prompt'; it has 'instruction', 'output'\n"),
+            ({"id": 3, "body": "x"}, "plain", "no field 'text'; it has 'id', 'body': --field body reads it\n"),
+            ({"a b": "x"}, "plain", ": --field 'a b' reads it\n"),
+            ({"a\nb": "x"}, "plain", "it has 'a\\nb'\n"),
+            ({f"f{number}": 0 for number in range(10)}, "plain", "'f7', ...\n"),
             ({"id": 3}, "plain", "no field 'text'; it has 'id'\n"),
         ):
             self.assertIn(words, self.refused("--template", template, self.write("a.jsonl", json.dumps(record))))
-            if template == "plain":
+            if template == "plain" and None not in record.values():
                 pyarrow.parquet.write_table(pyarrow.Table.from_pylist([record]), self.directory / "a.parquet")
                 self.assertIn(words.replace("field 'text'", "column 'text'"), self.refused(self.directory / "a.parquet"))
+        for names, template, words in ((("prompt", "chosen"), "chat", "no column 'completion'; it has 'prompt', 'chosen'\n"),
+                                       (("system", "question"), "chat", "no column 'messages'; it has 'system', 'question'\n"),
+                                       (("system", "instruction", "output"), "completion", "'system', 'instruction', 'output': --template alpaca or")):
+            options = sources.Options(template=template)
+            pyarrow.parquet.write_table(pyarrow.table({name: ["x"] for name in names}), self.directory / "b.parquet")
+            with self.assertRaises(sources.InputError) as caught:
+                list(sources.table_records(self.directory / "b.parquet", options))
+            self.assertIn(words, str(caught.exception) + "\n")
 
     def test_what_is_no_record_is_refused(self):
         for line, part in (('{"instruction": "x"}', "no field 'output'"), ("[1]", "must be an object"), ("{", "a.jsonl"),

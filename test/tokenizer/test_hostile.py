@@ -47,7 +47,7 @@ class Inputs(DirectoryTest):
 
     def test_a_column_that_is_not_there(self):
         pyarrow.parquet.write_table(pyarrow.table({"body": ["x"]}), self.directory / "a.parquet")
-        with self.assertRaisesRegex(InputError, "no column 'text'; it has 'body': --field body reads one"):
+        with self.assertRaisesRegex(InputError, "no column 'text'; it has 'body': --field body reads it"):
             list(documents(str(self.directory / "a.parquet"), Options(), Counter()))
 
     def test_packed_texts_that_end_early(self):

@@ -179,10 +179,10 @@ class Finetune(Stage):
 
     def test_a_completion_is_asked_for_by_its_prompt(self):
         self.write("pairs.jsonl", "".join(json.dumps({"prompt": f"{number} is", "completion": " a fox"}) + "\n" for number in range(60)))
-        for question, asked in (("", "0 is"), ("Two is", "Two is")):
+        for question, asked in (("", "0 is"), ("--two", "--two"), ("so " * 300, "")):  # the last one is too long, which ends nothing
             done = self.finetune("m", "pairs.jsonl", "out", TEMPLATE="completion", QUESTION=question)
             self.assertEqual(done.returncode, 0, done.stderr)
-            self.assertRegex(done.stdout, f"(?m)^sample .*\n{asked}")
+            self.assertRegex(done.stdout, f"(?m)^sample .*\n{asked}") if asked else self.assertIn("the prompt has", done.stderr)
 
     def test_what_is_missing_is_named_first(self):
         self.write("few.jsonl", json.dumps({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}))

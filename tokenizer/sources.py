@@ -247,11 +247,12 @@ def table_records(path: Path, options: Options) -> Records:
     try:
         file = parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
         names = file.schema_arrow.names
-        sets = NEEDED.get(options.template, ((options.field,),))
+        sets = NEEDED.get(options.template, ({options.field: ("text",)},))
         if not any(set(needed) <= set(names) for needed in sets):
             kinds = {"list": [], "large_list": [], "string": "", "large_string": ""}
             like = {column.name: kinds.get(re.split(r"[<\[]", str(column.type))[0]) for column in file.schema_arrow}
-            absent = next((name for needed in sets if names and set(needed) & set(names) for name in needed if name not in names), sets[0][0])
+            begun = next((needed for needed in sets if set(needed) & set(names)), sets[0])
+            absent = next(name for name in begun if name not in names)
             raise InputError(f"{path} has no column '{absent}'{lacking(like, options.template)}")
         columns = [name for name in options.columns if name in names]
         row = 0

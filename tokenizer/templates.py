@@ -46,19 +46,17 @@ def completion(record: dict, _field: str) -> tuple[str, str]:
 TEMPLATES: dict[str, Callable[[dict, str], tuple[str, str]]] = {"plain": plain, "alpaca": alpaca, "completion": completion}
 
 
-# What a record must have for a template, and for chats one of several. A chat's prompt and completion may be lists of messages, too.
-NEEDED = {"alpaca": (("instruction", "output"),), "completion": (COMPLETION_FIELDS,),
-          "chat": (("messages",), ("conversations",), COMPLETION_FIELDS, ("instruction", "output"))}
+# What a record must have for a template: one of these sets of members, each of a kind.
+ALPACA, TEXTS = {"instruction": ("text",), "output": ("text",)}, {"prompt": ("text",), "completion": ("text",)}
+NEEDED = {"alpaca": (ALPACA,), "completion": (TEXTS,),
+          "chat": ({"messages": ("list",)}, {"conversations": ("list",)}, dict.fromkeys(TEXTS, ("text", "list")), ALPACA)}
 
 
 def fitting(record: dict, template: str) -> str:
     """Which other options read a record that this template does not; nothing if none does."""
     kinds = {key: "list" if isinstance(value, list) else "text" if isinstance(value, str) else "" for key, value in record.items()}
-    options = []
-    for other, sets in NEEDED.items():
-        takes = {"messages": ("list",), "conversations": ("list",)} | dict.fromkeys(COMPLETION_FIELDS, ("text", "list")[: 1 + (other == "chat")])
-        if other != template and any(all(kinds.get(key) in takes.get(key, ("text",)) for key in keys) for keys in sets):
-            options.append(f"--template {other}")
+    options = [f"--template {other}" for other, sets in NEEDED.items() if other != template
+               and any(all(kinds.get(key) in allowed for key, allowed in needed.items()) for needed in sets)]
     texts = [key for key, kind in kinds.items() if kind == "text" and key.isprintable() and key]
     options = options or ([f"--field {shlex.quote(texts[0])}"] if texts and template == "plain" else [])
     return f": {' or '.join(options)} {'reads' if len(options) == 1 else 'read'} it" if options else ""

@@ -79,9 +79,9 @@ static void bf16_learns_and_repeats(void **state) {
     for (int rule = 0; rule < 3; rule++) {
         Fleet *fleet = fleet_new(stage_of(state));
         for (int i = 0; i < 2; i++) {
-            fleet_start(fleet, 0, "--optimizer %s --lr 0.01 --tokens 1k", rules[rule]);
+            fleet_start(fleet, 0, "--optimizer %s --lr 0.01", rules[rule]);
         }
-        fleet_start(fleet, 0, "--optimizer %s --lr 0.01 --tokens 1k --precision fp32", rules[rule]);
+        fleet_start(fleet, 0, "--optimizer %s --lr 0.01 --precision fp32", rules[rule]);
         fleet_finish(fleet);
         check_same(fleet, 0, 1);
         check_losses(fleet, 0, 2, 0.1);
@@ -267,7 +267,7 @@ static void arriving_casts_train_as_floats_do(void **state) {
         char options[100];
         Fleet *fleet = fleet_new(stage_with_ranks(state));
         set_gpus("2", NULL);
-        snprintf(options, sizeof options, "--lr 0.01 --tokens 960 --optimizer %s", rules[i]);
+        snprintf(options, sizeof options, "--lr 0.01 --tokens 640 --optimizer %s", rules[i]);
         fleet_start(fleet, 2, "%s", options);
         fleet_start(fleet, 2, "%s --gpu-exchange host --chaos-ms 5", options);
         fleet_start(fleet, 2, "%s --device cpu", options);
@@ -821,10 +821,10 @@ static void models_of_other_families_train_on_gpus(void **state) {
         fleet_start(fleet, 0, "--model %s --optimizer acco --inner muon --precision fp32 --lr 0.003",
                     models[i]);
         fleet_start(fleet, 0, "--model %s --optimizer acco --inner muon --device cpu --lr 0.003", models[i]);
-        fleet_start(fleet, 0, "--model %s --lr 0.01 --tokens 1k", models[i]);
-        fleet_start(fleet, 0, "--model %s --lr 0.01 --tokens 1k --recompute gelu", models[i]);
-        fleet_start(fleet, 0, "--model %s --lr 0.01 --tokens 1k --recompute block", models[i]);
-        fleet_start(fleet, 0, "--model %s --lr 0.01 --tokens 1k --products fp8", models[i]);
+        fleet_start(fleet, 0, "--model %s --lr 0.01", models[i]);
+        fleet_start(fleet, 0, "--model %s --lr 0.01 --recompute gelu", models[i]);
+        fleet_start(fleet, 0, "--model %s --lr 0.01 --recompute block", models[i]);
+        fleet_start(fleet, 0, "--model %s --lr 0.01 --products fp8", models[i]);
         fleet_finish(fleet);
         check_losses(fleet, 0, 1, 2e-3);
         check_same(fleet, 2, 3);

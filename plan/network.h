@@ -53,18 +53,17 @@ static inline void interfaces_read(Interfaces *interfaces) {
     if (file != NULL) { fclose(file); }
 }
 
-// facts <- the interface that has sent most since `before`, if it is most of `bytes`.
-static inline void interfaces_find(const Interfaces *before, double bytes, HostFacts *facts) {
-    Interfaces now;
+// facts <- the interface that has sent most between `before` and `now`, if it is most of `bytes`.
+static inline void interfaces_find(const Interfaces *before, const Interfaces *now, double bytes,
+                                   HostFacts *facts) {
     char path[96], text[32] = "";
     double most = bytes / 2;
-    interfaces_read(&now);
-    for (int i = 0; i < now.count; i++) {
+    for (int i = 0; i < now->count; i++) {
         for (int j = 0; j < before->count; j++) {
-            double sent = now.sent[i] - before->sent[j];
-            if (strcmp(now.names[i], before->names[j]) != 0 || !(sent > most)) { continue; }
+            double sent = now->sent[i] - before->sent[j];
+            if (strcmp(now->names[i], before->names[j]) != 0 || !(sent > most)) { continue; }
             most = sent;
-            memcpy(facts->interface, now.names[i], sizeof facts->interface);
+            memcpy(facts->interface, now->names[i], sizeof facts->interface);
         }
     }
     if (facts->interface[0] == '\0') { return; }
@@ -87,7 +86,7 @@ static inline Network network_measure(Transport *transport, const Hello *hellos,
     const Groups *groups = &transport->hosts;
     size_t hosts = groups->hosts;
     Network network = {.groups = groups, .hellos = hellos};
-    Interfaces before;
+    Interfaces before, now;
     ClockOffset offset = trace_measure_clock(transport, wall_clock);
     HostFacts mine = {.clock = -offset.seconds, .clock_error = offset.error, .micro_batch = micro_batch};
     network.pairs = MEMORY_OF(PairMeasure, hosts * hosts);
@@ -95,7 +94,8 @@ static inline Network network_measure(Transport *transport, const Hello *hellos,
     interfaces_read(&before);
     uint64_t sent = transport->bytes_sent_outside;
     probe_pairs(transport, network.pairs);
-    interfaces_find(&before, transport->bytes_sent_outside - sent, &mine);
+    interfaces_read(&now);
+    interfaces_find(&before, &now, transport->bytes_sent_outside - sent, &mine);
     double rate = hosts > 1 ? link_measure(transport, true).rate : INFINITY;
     double size = transport->size, mates = ceil(size / hosts);
     network.host_rate = hosts > 1 ? rate * mates * (size - mates) / (size - 1) : rate;

@@ -664,6 +664,8 @@ static const struct {
     {"--tokenizer bpe --data documents.txt:1,documents.txt:2", "documents.txt is in two sources"},
     {"--tokenizer bpe --data documents.txt:1,documents.bin:2", "one is text, the other holds token ids"},
     {"--tokenizer bpe --data documents.bin:1,foreign.bin:2", "different tokenizers"},
+    {"--data ids.bin:1,documents.bin:1,foreign.bin:1", // the first one names none
+     "foreign.bin and the files before it were made by different tokenizers"},
     {"--tokenizer bpe --data documents.txt --val-data held.txt:1,documents.txt:2", "among --data, too"},
     {"--tokenizer bpe --data documents.txt:1,held.txt", "'held.txt' has no weight"},
     {"--attend document --data ids.bin", "ids.bin does not say which token divides its documents. --attend"},

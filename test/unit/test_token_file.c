@@ -96,6 +96,19 @@ static void tokens_and_mask_are_those_written(void **state) {
     }
 }
 
+// Two bytes number 65,536 tokens.
+static void two_bytes_hold_the_largest_token(void **state) {
+    (void)state;
+    TokenFile file;
+    Error error;
+    Bytes bytes = make_file(2, false);
+    put(bytes.data + 16, 65536, 4);
+    put(bytes.data + 256, 65535, 2);
+    seal(&bytes);
+    if (!try_open(&file, &bytes, TOKEN_FILE_CHECK_ALL, &error)) { fail_msg("%s", error.text); }
+    assert_int_equal(file.vocabulary, 65536);
+}
+
 static void the_reference_is_read_and_written_again(void **state) {
     (void)state;
     TokenFile file;
@@ -285,6 +298,7 @@ static void random_damage_never_crashes(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tokens_and_mask_are_those_written),
+        cmocka_unit_test(two_bytes_hold_the_largest_token),
         cmocka_unit_test(the_reference_is_read_and_written_again),
         cmocka_unit_test(every_flipped_bit_is_found),
         cmocka_unit_test(every_truncation_is_found_without_reading_it_all),

@@ -76,6 +76,27 @@ static void a_plan_says_what_would_fit(void **state) {
     assert_null(strstr(line, "--optimizer"));
 }
 
+// --recompute auto is the first level with which the whole fits, optimizer and all.
+static void as_little_is_recomputed_as_fits(void **state) {
+    static const char *const levels[] = {"none", "gelu", "block"};
+    for (int gigabytes = 4; gigabytes <= 6; gigabytes++) {
+        char arguments[200], expected[64];
+        int first = 0;
+        for (bool fits = false; !fits; first += !fits) {
+            assert_true(first < 3);
+            snprintf(arguments, sizeof arguments,
+                     "plan --model gpt2 --ranks 2 --gpu-memory %dG --recompute %s", gigabytes, levels[first]);
+            Outcome given = program_run(stage_of(state), 0, arguments);
+            outcome_check(&given, 0, arguments);
+            fits = strstr(given.output, "\nfits             yes: ") != NULL;
+        }
+        snprintf(arguments, sizeof arguments, "plan --model gpt2 --ranks 2 --gpu-memory %dG", gigabytes);
+        snprintf(expected, sizeof expected, "recompute        %s (", levels[first]);
+        plan_line(stage_of(state), arguments, "\nfits             yes: ");
+        plan_line(stage_of(state), arguments, expected);
+    }
+}
+
 // --fit takes the largest micro-batch that the verdict names, less a margin, and
 // recomputes only where a batch worth computing does not fit otherwise.
 static void fit_takes_the_largest_micro_batch(void **state) {
@@ -794,6 +815,7 @@ int main(int argc, char **argv) {
             a_plan_for_a_thousand_ranks_is_small), // first: the memory of all programs before it counts
         STAGE_TEST(stage_of_all, a_plan_ends_with_a_verdict),
         STAGE_TEST(stage_of_all, a_plan_says_what_would_fit),
+        STAGE_TEST(stage_of_all, as_little_is_recomputed_as_fits),
         STAGE_TEST(stage_of_all, fit_takes_the_largest_micro_batch),
         STAGE_TEST(stage_of_all, more_workers_need_more_tokens_for_local_steps),
         STAGE_TEST(stage_of_all, a_plan_says_why_nothing_is_recommended),

@@ -272,9 +272,13 @@
      "Added to AdamW's divisor. Larger damps parameters whose gradients are tiny.")
     OPTION("inner", RATE, OTHER_BITS, CHOICE, inner, "adamw", .choices = {"adamw", "muon"}, .help =
      "What makes the steps inside every rule. muon: Muon for the matrices of the layers and AdamW for all "
-     "else, with one learning rate for both. Muon needs fewer commits than AdamW, above all with large "
-     "batches, one moment less, and more computation for each commit. Its best --lr is one to four times "
-     "AdamW's, the more the larger the batch is.")
+     "else. Muon needs fewer commits than AdamW, above all with large batches, one moment less, and more "
+     "computation for each commit. Its best --lr is one to four times AdamW's, the more the larger the batch "
+     "is.")
+    OPTION("muon-adamw-lr", RATE, OTHER_BITS, REAL, muon_adamw_rate, "auto", 1e-12, 100, "RATE",
+     .word = "auto", .relations = {NEEDS(inner), FOLLOWS(learning_rate)}, .also = "adam-lr, embedding-lr",
+     .help = "Peak learning rate of what AdamW steps beside Muon: embeddings, an untied head, norms and "
+     "biases. It rises and falls as --lr does, and their weight decay stays that of --lr. auto: --lr.")
     OPTION("muon-momentum", RATE, OTHER_BITS, REAL, muon_momentum, "0.95", 0, 0.999999, "X",
      .relations = {NEEDS(inner)}, .help = "Memory of Muon's mean gradient.")
     OPTION("muon-iterations", RATE, OTHER_BITS, INTEGER, muon_iterations, "5", 1, 100, "N",

@@ -78,8 +78,13 @@ static inline void print_batch(const Run *run) {
         elements += tensor->end - tensor->begin;
     }
     if (matrices > 0) {
-        printf("muon       steps %d %s, %.0f %% of the parameters; AdamW steps the others\n", matrices,
-               matrices == 1 ? "matrix" : "matrices", 100.0 * elements / run->part.table.parameter_count);
+        char rate[NUMBER_TEXT_SIZE] = "";
+        if (options->muon_adamw_rate != options->learning_rate) {
+            snprintf(rate, sizeof rate, " at %g", options->muon_adamw_rate);
+        }
+        printf("muon       steps %d %s, %.0f %% of the parameters; AdamW steps the others%s\n", matrices,
+               matrices == 1 ? "matrix" : "matrices", 100.0 * elements / run->part.table.parameter_count,
+               rate);
     }
 }
 

@@ -110,6 +110,9 @@ static inline bool choose_rates(Run *run, Error *error) {
         snprintf(run->rate_reason, sizeof run->rate_reason, ", chosen for %s%.3g M parameters%s",
                  finetunes ? "fine-tuning " : "", parameters / 1e6, muon ? " and Muon" : "");
     }
+    if (options->inner == INNER_MUON && options_leave(options, &options->muon_adamw_rate)) {
+        options->muon_adamw_rate = options->learning_rate;
+    }
     if (options->schedule != SCHEDULE_CONSTANT && options_leave(options, &options->minimum_learning_rate)) {
         options->minimum_learning_rate = options->learning_rate / 10;
     }
@@ -219,6 +222,9 @@ static inline SchedulerSettings choose_settings(Run *run) {
                       .epsilon = options->eps,
                       .weight_decay = options->weight_decay,
                       .muon_momentum = options->muon_momentum,
+                      .adamw_ratio = options->inner == INNER_MUON
+                                         ? options->muon_adamw_rate / options->learning_rate
+                                         : 0,
                       .muon_iterations = (int)options->muon_iterations,
                       .tensors = run->tensors,
                       .tensor_count = run->tensor_count,

@@ -79,6 +79,7 @@ typedef struct OptimizerSettings {
     ElementwiseStep *elementwise_step; // NULL: adamw. Tests put plain SGD here (test/sgd.h)
     double beta1, beta2, epsilon, weight_decay;
     double muon_momentum;
+    double adamw_ratio; // the rate of what AdamW steps beside Muon over Muon's; 0: they are the same
     int muon_iterations;
     const OptimizerTensor *tensors; // sorted, disjoint; borrowed. AdamW steps what is in none, without decay
     int tensor_count;
@@ -225,6 +226,9 @@ static inline void optimizer_step(Optimizer *optimizer, Stream *stream, const Op
                                decays ? settings->weight_decay : 0.0),
             .keeps = step->keeps,
         };
+        if (!is_muons && settings->adamw_ratio != 0) { // the decay stays
+            work.step.learning_rate = (float)(step->learning_rate * settings->adamw_ratio);
+        }
         work.step.divisor = (float)step->divisor;
         work.step.scale = (float)step->scale;
         if (is_muons) {

@@ -274,6 +274,27 @@ static void moments_in_bf16_repeat(void **state) {
     assert_true(losses[1] != losses[0]);
 }
 
+// What AdamW steps beside Muon may have a rate of its own, also where workers step alone; it is --lr
+// if none is given.
+static void adamw_beside_muon_has_a_rate_of_its_own(void **state) {
+    static const char *const rules[] = {"acco", "diloco --diloco-H 2"};
+    Fleet *fleet = fleet_new(stage_of(state));
+    for (int i = 0; i < 2; i++) {
+        char options[100];
+        snprintf(options, sizeof options, "--inner muon --lr 0.003 --optimizer %s", rules[i]);
+        fleet_start(fleet, 0, "%s", options);
+        fleet_start(fleet, 0, "%s --muon-adamw-lr 0.003", options);
+        fleet_start(fleet, 0, "%s --muon-adamw-lr 0.02", options);
+    }
+    fleet_finish(fleet);
+    for (int i = 0; i < 6; i += 3) {
+        check_same(fleet, i, i + 1);
+        assert_string_not_equal(fleet->prints[i].text, fleet->prints[i + 2].text);
+        text_check(fleet_output(fleet, i), "; AdamW steps the others\n", "muon");
+        text_check(fleet_output(fleet, i + 2), "; AdamW steps the others at 0.02\n", "muon");
+    }
+}
+
 // So fingerprints are not constant.
 static void another_seed_gives_other_bits(void **state) {
     Fleet *fleet = fleet_new(stage_of(state));
@@ -2489,6 +2510,7 @@ static const struct CMUnitTest tests[] = {
     PROGRAM_TEST(bf16_evaluates_on_cpus),
     PROGRAM_TEST(the_fastest_format_is_measured),
     PROGRAM_TEST(moments_in_bf16_repeat),
+    PROGRAM_TEST(adamw_beside_muon_has_a_rate_of_its_own),
     PROGRAM_TEST(another_seed_gives_other_bits),
     PROGRAM_TEST(any_number_of_ranks_trains_on_the_same_data),
     PROGRAM_TEST(every_rule_is_tested),

@@ -75,7 +75,7 @@ typedef struct ReplaySettings {
     // Tensors whose rows are not 0 are matrices of Muon; the others do not matter here.
     const OptimizerTensor *tensors;
     int tensor_count;
-    double muon_momentum;
+    double muon_momentum, adamw_ratio; // as in OptimizerSettings
     int muon_iterations;
     // Local rules.
     int period; // inner steps between two outer ones (co2: tau; diloco, streaming: H)
@@ -333,6 +333,9 @@ static inline void replay_optimize(Replay *replay, ReplayState *state, const flo
             range.count = end - begin;
             range.step = adamw_step(settings->beta1, settings->beta2, (double)(state->steps + 1),
                                     settings->epsilon, rate, decays ? settings->weight_decay : 0.0);
+            if (settings->adamw_ratio != 0) {
+                range.step.learning_rate = (float)(rate * settings->adamw_ratio);
+            }
             range.step.divisor = (float)divisor;
             range.step.scale = (float)scale;
             range.keeps = commit;

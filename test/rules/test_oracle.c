@@ -76,6 +76,7 @@ static RunSpec masked_spec(const char *rule, bool muon) {
     settings->local.outer_eager = true;
     settings->optimizer.epsilon = 0.125;
     settings->optimizer.muon_momentum = 0.9;
+    settings->optimizer.adamw_ratio = muon ? 3 : 0;
     settings->optimizer.muon_iterations = 5;
     settings->optimizer.tensors = muon ? tensors : &EVERYTHING;
     settings->optimizer.tensor_count = muon ? 4 : 1;
@@ -197,12 +198,13 @@ static void oracle_adamw(const Oracle *oracle, OracleState *state, const Optimiz
                          const double *mean) {
     const OptimizerSettings *settings = &oracle->settings->optimizer;
     double beta1 = settings->beta1, beta2 = settings->beta2;
+    double rate = RATE * (settings->adamw_ratio == 0 ? 1 : settings->adamw_ratio);
     double keep = tensor->decays ? 1 - RATE * settings->weight_decay : 1;
     for (size_t i = tensor->begin; i < tensor->end && i < ELEMENTS; i++) {
         state->m[i] = beta1 * state->m[i] + (1 - beta1) * mean[i];
         state->v[i] = beta2 * state->v[i] + (1 - beta2) * mean[i] * mean[i];
         double m = state->m[i] / (1 - pow(beta1, state->t)), v = state->v[i] / (1 - pow(beta2, state->t));
-        state->theta[i] = keep * state->theta[i] - RATE * m / (sqrt(v) + settings->epsilon);
+        state->theta[i] = keep * state->theta[i] - rate * m / (sqrt(v) + settings->epsilon);
     }
 }
 

@@ -637,6 +637,8 @@ static void rerun_label(Rerun *rerun, ReplaySettings *settings) {
     settings->tensor_count =
         training_tensors(&rerun->part.table, all, logged_is(&rerun->logged, "inner", "muon"), rerun->tensors);
     settings->muon_momentum = logged_number(&rerun->logged, "muon-momentum", 0);
+    settings->adamw_ratio =
+        logged_number(&rerun->logged, "muon-adamw-lr", 0) / logged_number(&rerun->logged, "lr", 0);
     settings->muon_iterations = (int)logged_number(&rerun->logged, "muon-iterations", 0);
     settings->decays = rerun->decays;
     settings->fragment_of = rerun->fragment_of;

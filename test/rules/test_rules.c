@@ -981,6 +981,7 @@ static ReplaySettings replay_settings_of(const RunSpec *spec, int ranks) {
     replay.tensors = settings->optimizer.tensors;
     replay.tensor_count = settings->optimizer.tensor_count;
     replay.muon_momentum = settings->optimizer.muon_momentum;
+    replay.adamw_ratio = settings->optimizer.adamw_ratio;
     replay.muon_iterations = settings->optimizer.muon_iterations;
     replay.period = settings->local.steps;
     replay.outer_rate = (double)settings->local.outer_nesterov.learning_rate;
@@ -1084,6 +1085,7 @@ static RunSpec draw_spec(Random *random, const char *rule, int ranks) {
             settings->optimizer.tensor_count++;
         }
         settings->optimizer.muon_momentum = 0.95;
+        settings->optimizer.adamw_ratio = 2.0 * draw(random, 0, 2);
         settings->optimizer.muon_iterations = draw(random, 1, 5);
     }
     draw_local(random, &spec);

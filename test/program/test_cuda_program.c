@@ -78,9 +78,7 @@ static void bf16_learns_and_repeats(void **state) {
     static const char *const rules[] = {"acco", "ddp", "diloco --diloco-H 3"};
     for (int rule = 0; rule < 3; rule++) {
         Fleet *fleet = fleet_new(stage_of(state));
-        for (int i = 0; i < 2; i++) {
-            fleet_start(fleet, 0, "--optimizer %s --lr 0.01", rules[rule]);
-        }
+        for (int i = 0; i < 2; i++) { fleet_start(fleet, 0, "--optimizer %s --lr 0.01", rules[rule]); }
         fleet_start(fleet, 0, "--optimizer %s --lr 0.01 --precision fp32", rules[rule]);
         fleet_finish(fleet);
         check_same(fleet, 0, 1);

@@ -274,8 +274,8 @@ static void moments_in_bf16_repeat(void **state) {
     assert_true(losses[1] != losses[0]);
 }
 
-// What AdamW steps beside Muon may have a rate of its own, also where workers step alone; it is --lr
-// if none is given.
+// What AdamW steps beside Muon may have a rate of its own, also where workers step alone. If none is
+// given it is --lr.
 static void adamw_beside_muon_has_a_rate_of_its_own(void **state) {
     static const char *const rules[] = {"acco", "diloco --diloco-H 2"};
     Fleet *fleet = fleet_new(stage_of(state));

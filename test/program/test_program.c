@@ -274,7 +274,7 @@ static void moments_in_bf16_repeat(void **state) {
     assert_true(losses[1] != losses[0]);
 }
 
-// What AdamW steps beside Muon may have a rate of its own, also where workers step alone. If none is
+// What AdamW steps beside Muon may have a rate of its own, also of a worker. If none is
 // given it is --lr.
 static void adamw_beside_muon_has_a_rate_of_its_own(void **state) {
     static const char *const rules[] = {"acco", "diloco --diloco-H 2"};

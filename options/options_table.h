@@ -278,7 +278,9 @@
     OPTION("muon-adamw-lr", RATE, OTHER_BITS, REAL, muon_adamw_rate, "auto", 1e-12, 100, "RATE",
      .word = "auto", .relations = {NEEDS(inner), FOLLOWS(learning_rate)}, .also = "adam-lr, embedding-lr",
      .help = "Peak learning rate of what AdamW steps beside Muon: embeddings, an untied head, norms and "
-     "biases. It rises and falls as --lr does, and their weight decay stays that of --lr. auto: --lr.")
+     "biases. It rises and falls as --lr does, and their weight decay stays that of --lr. With a vocabulary "
+     "of 4,096 four times --lr ended 0.04 to 0.22 nats lower under ddp and acco, under streaming-diloco and "
+     "with letters a little higher. auto: --lr.")
     OPTION("muon-momentum", RATE, OTHER_BITS, REAL, muon_momentum, "0.95", 0, 0.999999, "X",
      .relations = {NEEDS(inner)}, .help = "Memory of Muon's mean gradient.")
     OPTION("muon-iterations", RATE, OTHER_BITS, INTEGER, muon_iterations, "5", 1, 100, "N",

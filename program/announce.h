@@ -24,6 +24,27 @@ static inline void print_build_facts(void) {
            matmul_describe_library(products), mpi, cuda, nccl);
 }
 
+// Which part of the parameters Muon steps, and the rate of the others if it is another.
+static inline void print_muon(const Run *run) {
+    int matrices = 0;
+    size_t elements = 0;
+    for (int i = 0; i < run->tensor_count; i++) {
+        const OptimizerTensor *tensor = &run->tensors[i];
+        if (tensor->rows == 0) { continue; }
+        matrices++;
+        elements += tensor->end - tensor->begin;
+    }
+    if (matrices > 0) {
+        char rate[NUMBER_TEXT_SIZE] = "";
+        if (run->options.muon_adamw_rate != run->options.learning_rate) {
+            snprintf(rate, sizeof rate, " at %g", run->options.muon_adamw_rate);
+        }
+        printf("muon       steps %d %s, %.0f %% of the parameters; AdamW steps the others%s\n", matrices,
+               matrices == 1 ? "matrix" : "matrices", 100.0 * elements / run->part.table.parameter_count,
+               rate);
+    }
+}
+
 static inline void print_batch(const Run *run) {
     const Options *options = &run->options;
     char text[NUMBER_TEXT_SIZE], total[NUMBER_TEXT_SIZE], epochs[48] = "";
@@ -69,23 +90,7 @@ static inline void print_batch(const Run *run) {
            (long long)options->warmup, commit, plural(options->warmup),
            options->warmup > commits ? " (more than the run has: it does not reach its peak)" : "",
            options->learning_rate_by == RATE_BY_COMMITS ? "commits" : "micro-batch gradients");
-    int matrices = 0;
-    size_t elements = 0;
-    for (int i = 0; i < run->tensor_count; i++) {
-        const OptimizerTensor *tensor = &run->tensors[i];
-        if (tensor->rows == 0) { continue; }
-        matrices++;
-        elements += tensor->end - tensor->begin;
-    }
-    if (matrices > 0) {
-        char rate[NUMBER_TEXT_SIZE] = "";
-        if (options->muon_adamw_rate != options->learning_rate) {
-            snprintf(rate, sizeof rate, " at %g", options->muon_adamw_rate);
-        }
-        printf("muon       steps %d %s, %.0f %% of the parameters; AdamW steps the others%s\n", matrices,
-               matrices == 1 ? "matrix" : "matrices", 100.0 * elements / run->part.table.parameter_count,
-               rate);
-    }
+    print_muon(run);
 }
 
 static inline void print_rule(const Options *options, const SchedulerSettings *settings, const char *reason) {

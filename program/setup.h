@@ -222,9 +222,7 @@ static inline SchedulerSettings choose_settings(Run *run) {
                       .epsilon = options->eps,
                       .weight_decay = options->weight_decay,
                       .muon_momentum = options->muon_momentum,
-                      .adamw_ratio = options->inner == INNER_MUON
-                                         ? options->muon_adamw_rate / options->learning_rate
-                                         : 0,
+                      .adamw_ratio = options->muon_adamw_rate / options->learning_rate, // 0 without Muon
                       .muon_iterations = (int)options->muon_iterations,
                       .tensors = run->tensors,
                       .tensor_count = run->tensor_count,

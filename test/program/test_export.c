@@ -535,15 +535,16 @@ static void tokenizers_of_each_kind_are_written(void **state) {
     }
 }
 
+static const char chat_modelfile[] =
+    "FROM ./chat.gguf\nTEMPLATE \"\"\"{{- $system := \"\" }}{{- $begun := false }}{{- range .Messages }}"
+    "{{- if eq .Role \"system\" }}{{- $system = .Content }}{{- else if eq .Role \"assistant\" }}"
+    "{{ .Content }}{{- else }}{{- if $begun }}{{ \"<|end|>Q \" }}{{ .Content }}{{ \"\\nA\" }}"
+    "{{- else if $system }}{{ \"S \\\"\" }}{{ $system }}{{ \"<|end|>Q \" }}{{ .Content }}{{ \" A\" }}"
+    "{{- else }}{{ \"Q \" }}{{ .Content }}{{ \"\\nA\" }}{{- end }}{{- $begun = true }}{{- end }}{{- end "
+    "}}"
+    "{{ \"T\" }}\"\"\"\nPARAMETER stop \"<|end|>\"\nSYSTEM \"\"\"Be kind.\"\"\"\n";
+
 static void a_chat_becomes_a_modelfile(void **state) {
-    static const char wanted[] =
-        "FROM ./chat.gguf\nTEMPLATE \"\"\"{{- $system := \"\" }}{{- $begun := false }}{{- range .Messages }}"
-        "{{- if eq .Role \"system\" }}{{- $system = .Content }}{{- else if eq .Role \"assistant\" }}"
-        "{{ .Content }}{{- else }}{{- if $begun }}{{ \"<|end|>Q \" }}{{ .Content }}{{ \"\\nA\" }}"
-        "{{- else if $system }}{{ \"S \\\"\" }}{{ $system }}{{ \"<|end|>Q \" }}{{ .Content }}{{ \" A\" }}"
-        "{{- else }}{{ \"Q \" }}{{ .Content }}{{ \"\\nA\" }}{{- end }}{{- $begun = true }}{{- end }}{{- end "
-        "}}"
-        "{{ \"T\" }}\"\"\"\nPARAMETER stop \"<|end|>\"\nSYSTEM \"\"\"Be kind.\"\"\"\n";
     Stage *stage = stage_of(state);
     char path[STAGE_PATH_SIZE];
     ReadGguf gguf;
@@ -552,7 +553,7 @@ static void a_chat_becomes_a_modelfile(void **state) {
     outcome_check(&outcome, 0, "a chat");
     text_check(outcome.output, "ollama create NAME -f out/chat.Modelfile", "what to do next");
     char *text = file_read(stage_path(stage, "out/chat.Modelfile", path));
-    assert_string_equal(text, wanted);
+    assert_string_equal(text, chat_modelfile);
     free(text);
     read_gguf(stage, "out/chat.gguf", &gguf);
     // As in transformers, the file wins over the key of tokenizer_config.json.

@@ -627,68 +627,66 @@ static void read_changed(const Tensors *tensors, const char *of, const char *cha
     json_decref(keys);
 }
 
+static const struct {
+    const char *of, *change, *error; // change: keys of config.json; error: NULL: it is accepted
+} key_cases[] = {
+    {"llama 3", "{\"quantization_config\": {\"bits\": 4}}", "\"quantization_config\""},
+    {"llama 3", "{\"text_config\": {}}", "\"text_config\""},
+    {"llama 3", "{\"final_logit_softcapping\": 30.0}", "\"final_logit_softcapping\""},
+    {"llama 3", "{\"attn_logit_softcapping\": 50.0}", "\"attn_logit_softcapping\""},
+    {"llama 3", "{\"model_type\": \"gemma2\"}", "\"model_type\""},
+    {"llama 3", "{\"model_type\": \"llama4\"}", "\"model_type\" is \"llama4\" and must be"},
+    {"llama 3", "{\"model_type\": \"lla\"}", "\"model_type\" is \"lla\" and must be"},
+    {"qwen2 windows", "{\"model_type\": \"qwen2_moe\"}", "\"model_type\" is \"qwen2_moe\" and must be"},
+    {"qwen3 biases", "{\"model_type\": \"qwen3_moe\"}", "\"model_type\" is \"qwen3_moe\" and must be"},
+    {"llama 3", "{\"hidden_act\": \"gelu\"}", "\"hidden_act\" must be \"silu\""},
+    {"llama 3", "{\"partial_rotary_factor\": 0.5}", "\"partial_rotary_factor\" must be 1"},
+    {"llama 3", "{\"rope_scaling\": {\"type\": \"longrope\"}}",
+     "\"rope_scaling\": \"rope_type\" is \"longrope\""},
+    {"llama 3", "{\"rope_parameters\": {\"rope_type\": \"mrope\"}}",
+     "\"rope_parameters\": \"rope_type\" is \"mrope\""},
+    {"llama 3", "{\"rope_parameters\": {\"rope_type\": \"linear\"}}", "\"factor\""},
+    {"llama 3", "{\"rope_parameters\": {\"rope_type\": \"linear\", \"factor\": -1}}", "\"factor\""},
+    {"llama 3", "{\"rope_parameters\": {\"rope_type\": \"linear\", \"factor\": 0}}", "\"factor\""},
+    {"llama 3", "{\"rope_parameters\": {\"partial_rotary_factor\": 0.5}}", "\"partial_rotary_factor\""},
+    {"llama 3", "{\"rope_parameters\": {\"rope_theta\": 0.5}}", "\"rope_theta\" must be above 1"},
+    {"llama 3", "{\"rope_parameters\": {\"rope_theta\": 1e13}}", "\"rope_theta\" must be a number"},
+    {"llama 3", "{\"rope_parameters\": {\"rope_type\": \"llama3\", \"factor\": 2, \"high_freq_factor\": 4}}",
+     "\"low_freq_factor\""},
+    {"llama 3", "{\"rope_parameters\": {\"rope_type\": \"llama3\", \"factor\": 2, \"low_freq_factor\": 1}}",
+     "\"high_freq_factor\""},
+    {"llama 3",
+     "{\"rope_parameters\": {\"rope_type\": \"llama3\", \"factor\": 2, \"low_freq_factor\": 4, "
+     "\"high_freq_factor\": 4}}",
+     "\"high_freq_factor\" must be above"},
+    {"llama 3", "{\"num_hidden_layers\": 97}", "\"num_hidden_layers\" must be a whole number"},
+    {"llama 3", "{\"num_key_value_heads\": 3}", "num_key_value_heads 3"},
+    {"llama 3", "{\"head_dim\": 7}", "\"head_dim\" 7 must be even"},
+    {"llama 3", "{\"hidden_size\": 34, \"head_dim\": 8}", "hidden_size 34 must be a multiple"},
+    {"llama 3", "{\"hidden_size\": 8192, \"head_dim\": null}", "\"head_dim\" 2048 must be even"},
+    {"mistral window", "{\"hidden_size\": 34, \"head_dim\": null}", "hidden_size 34 must be a multiple"},
+    {"mistral window", "{\"sliding_window\": 0}", "\"sliding_window\""},
+    {"qwen2 windows", "{\"layer_types\": [\"full_attention\", \"chunked_attention\", \"full_attention\"]}",
+     "\"layer_types\""},
+    {"qwen2 windows", "{\"layer_types\": [\"full_attention\"]}", "\"layer_types\""},
+    {"qwen2 windows",
+     "{\"layer_types\": [\"full_attention\", \"full_attention\", \"full_attention\", "
+     "\"full_attention\"]}",
+     "\"layer_types\""},
+    {"llama 3", "{\"pretraining_tp\": 2, \"rope_interleaved\": false, \"rope_scaling\": null}", NULL},
+    {"llama 3", "{\"quantization_config\": null, \"sliding_window\": 5}", NULL},
+    {"mistral window", "{\"hidden_size\": 34, \"head_dim\": 8}", NULL},
+};
+
 static void what_a_page_cannot_compute_is_refused_by_its_key(void **state) {
     const Tensors *tensors = (const Tensors *)*state;
-    static const struct {
-        const char *of, *change, *error; // change: keys of config.json; error: NULL: it is accepted
-    } cases[] = {
-        {"llama 3", "{\"quantization_config\": {\"bits\": 4}}", "\"quantization_config\""},
-        {"llama 3", "{\"text_config\": {}}", "\"text_config\""},
-        {"llama 3", "{\"final_logit_softcapping\": 30.0}", "\"final_logit_softcapping\""},
-        {"llama 3", "{\"attn_logit_softcapping\": 50.0}", "\"attn_logit_softcapping\""},
-        {"llama 3", "{\"model_type\": \"gemma2\"}", "\"model_type\""},
-        {"llama 3", "{\"model_type\": \"llama4\"}", "\"model_type\" is \"llama4\" and must be"},
-        {"llama 3", "{\"model_type\": \"lla\"}", "\"model_type\" is \"lla\" and must be"},
-        {"qwen2 windows", "{\"model_type\": \"qwen2_moe\"}", "\"model_type\" is \"qwen2_moe\" and must be"},
-        {"qwen3 biases", "{\"model_type\": \"qwen3_moe\"}", "\"model_type\" is \"qwen3_moe\" and must be"},
-        {"llama 3", "{\"hidden_act\": \"gelu\"}", "\"hidden_act\" must be \"silu\""},
-        {"llama 3", "{\"partial_rotary_factor\": 0.5}", "\"partial_rotary_factor\" must be 1"},
-        {"llama 3", "{\"rope_scaling\": {\"type\": \"longrope\"}}",
-         "\"rope_scaling\": \"rope_type\" is \"longrope\""},
-        {"llama 3", "{\"rope_parameters\": {\"rope_type\": \"mrope\"}}",
-         "\"rope_parameters\": \"rope_type\" is \"mrope\""},
-        {"llama 3", "{\"rope_parameters\": {\"rope_type\": \"linear\"}}", "\"factor\""},
-        {"llama 3", "{\"rope_parameters\": {\"rope_type\": \"linear\", \"factor\": -1}}", "\"factor\""},
-        {"llama 3", "{\"rope_parameters\": {\"rope_type\": \"linear\", \"factor\": 0}}", "\"factor\""},
-        {"llama 3", "{\"rope_parameters\": {\"partial_rotary_factor\": 0.5}}", "\"partial_rotary_factor\""},
-        {"llama 3", "{\"rope_parameters\": {\"rope_theta\": 0.5}}", "\"rope_theta\" must be above 1"},
-        {"llama 3", "{\"rope_parameters\": {\"rope_theta\": 1e13}}", "\"rope_theta\" must be a number"},
-        {"llama 3",
-         "{\"rope_parameters\": {\"rope_type\": \"llama3\", \"factor\": 2, \"high_freq_factor\": 4}}",
-         "\"low_freq_factor\""},
-        {"llama 3",
-         "{\"rope_parameters\": {\"rope_type\": \"llama3\", \"factor\": 2, \"low_freq_factor\": 1}}",
-         "\"high_freq_factor\""},
-        {"llama 3",
-         "{\"rope_parameters\": {\"rope_type\": \"llama3\", \"factor\": 2, \"low_freq_factor\": 4, "
-         "\"high_freq_factor\": 4}}",
-         "\"high_freq_factor\" must be above"},
-        {"llama 3", "{\"num_hidden_layers\": 97}", "\"num_hidden_layers\" must be a whole number"},
-        {"llama 3", "{\"num_key_value_heads\": 3}", "num_key_value_heads 3"},
-        {"llama 3", "{\"head_dim\": 7}", "\"head_dim\" 7 must be even"},
-        {"llama 3", "{\"hidden_size\": 34, \"head_dim\": 8}", "hidden_size 34 must be a multiple"},
-        {"llama 3", "{\"hidden_size\": 8192, \"head_dim\": null}", "\"head_dim\" 2048 must be even"},
-        {"mistral window", "{\"hidden_size\": 34, \"head_dim\": null}", "hidden_size 34 must be a multiple"},
-        {"mistral window", "{\"sliding_window\": 0}", "\"sliding_window\""},
-        {"qwen2 windows",
-         "{\"layer_types\": [\"full_attention\", \"chunked_attention\", \"full_attention\"]}",
-         "\"layer_types\""},
-        {"qwen2 windows", "{\"layer_types\": [\"full_attention\"]}", "\"layer_types\""},
-        {"qwen2 windows",
-         "{\"layer_types\": [\"full_attention\", \"full_attention\", \"full_attention\", "
-         "\"full_attention\"]}",
-         "\"layer_types\""},
-        {"llama 3", "{\"pretraining_tp\": 2, \"rope_interleaved\": false, \"rope_scaling\": null}", NULL},
-        {"llama 3", "{\"quantization_config\": null, \"sliding_window\": 5}", NULL},
-        {"mistral window", "{\"hidden_size\": 34, \"head_dim\": 8}", NULL},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < sizeof key_cases / sizeof key_cases[0]; i++) {
         ModelConfig config;
         Error error;
-        read_changed(tensors, cases[i].of, cases[i].change, &config, &error);
-        bool named =
-            cases[i].error == NULL ? error.text[0] == '\0' : strstr(error.text, cases[i].error) != NULL;
-        if (!named) { fail_msg("%s: \"%s\"", cases[i].change, error.text); }
+        read_changed(tensors, key_cases[i].of, key_cases[i].change, &config, &error);
+        bool named = key_cases[i].error == NULL ? error.text[0] == '\0'
+                                                : strstr(error.text, key_cases[i].error) != NULL;
+        if (!named) { fail_msg("%s: \"%s\"", key_cases[i].change, error.text); }
     }
 }
 

@@ -245,7 +245,10 @@ static void save_checkpoint(Run *run, bool beside) {
     // Each rank makes the steps by itself.
     bool replicated = run->scheduler.transport->size > 1 && !rule_shards(run->rule);
     if (replicated) { check_committed(&run->scheduler, run->rule, false); }
-    begin_checkpoint(run, beside, stopped);
+    SavedReport report = {run->scheduler.optimizer.steps, 0};
+    Error error = {""};
+    bool begun = begin_checkpoint(run, beside, stopped, &error);
+    if (!begun) { report_checkpoint(run, &report, run->saving.seconds, &error); }
 }
 
 // The validation in which the run was stopped. What was saved then does not know of it.

@@ -313,6 +313,7 @@ static inline json_t *manifest_make(const CheckpointedRun *run, const WorkerNumb
     const Scheduler *s = run->scheduler;
     json_t *list = json_array(), *applied = json_array();
     char exchange[64];
+    json_t *model = hf_model_describe(run->config, NULL);
     transport_sum_order(run->transport, exchange, sizeof exchange);
     for (int rank = 0; rank < run->transport->size; rank++) {
         json_array_append_new(list, numbers_write(json_object(), WORKER_NUMBERS, &workers[rank]));
@@ -323,12 +324,11 @@ static inline json_t *manifest_make(const CheckpointedRun *run, const WorkerNumb
     json_t *manifest = json_pack(
         "{s:i, s:s, s:s, s:s, s:s, s:I, s:o, s:s, s:s, s:o, s:b, s:o, s:o, s:O, s:s, s:b, s:b}", "checkpoint",
         CHECKPOINT_VERSION, "program", run->version, "revision", run->revision, "rounding", run->rounding,
-        "optimizer", run->rule->name, "parameters", (json_int_t)run->table->parameter_count, "model",
-        hf_model_describe(run->config, NULL), "device", s->settings.device.gpu != NULL ? "cuda" : "cpu",
-        "data", run->data, "applied_at", applied, "job_in_flight", s->job_in_flight ? 1 : 0, "job",
-        numbers_write(json_object(), JOB_NUMBERS, &s->job), "workers", list, "options", run->options,
-        "exchange", exchange, "casts", s->settings.gathers_casts && !rule_is_ahead(run->rule, s), "muon",
-        checkpoint_has_muon(run));
+        "optimizer", run->rule->name, "parameters", (json_int_t)run->table->parameter_count, "model", model,
+        "device", s->settings.device.gpu != NULL ? "cuda" : "cpu", "data", run->data, "applied_at", applied,
+        "job_in_flight", s->job_in_flight ? 1 : 0, "job", numbers_write(json_object(), JOB_NUMBERS, &s->job),
+        "workers", list, "options", run->options, "exchange", exchange, "casts",
+        s->settings.gathers_casts && !rule_is_ahead(run->rule, s), "muon", checkpoint_has_muon(run));
     if (s->settings.turn != NULL) {
         json_t *turn = json_array();
         for (int rank = 0; rank < run->transport->size; rank++) {

@@ -51,7 +51,7 @@ static inline const void *borrow_committed(Scheduler *s, const Rule *rule, bool 
 static inline void return_committed(Scheduler *s, const void *committed) {
     if (committed != s->gradients.data || s->gradients.tally.micro_batches == 0) { return; }
     assert(is_handed_over(s));
-    stream_copy(s->compute, s->gradients.data, s->comm_buffer.data,
-                layout_padded(&s->layout) * sizeof(float));
+    size_t bytes = layout_padded(&s->layout) * sizeof(float);
+    stream_copy(s->compute, s->gradients.data, s->comm_buffer.data, bytes);
     stream_settle(s->compute);
 }

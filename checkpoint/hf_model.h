@@ -426,14 +426,14 @@ static inline json_t *hf_model_describe(const ModelConfig *config, const char *t
     json_t *root =
         json_pack("{s:[s], s:s, s:s, s:s}", "architectures", config->family->architecture, "model_type",
                   config->family->name, "torch_dtype", "float32", "dtype", "float32");
-    json_t *sizes = config_json_write(config);
-    json_object_update(root, sizes);
-    json_decref(sizes);
     for (int i = 0; i < 2; i++) {
         char key[32];
         snprintf(key, sizeof key, "%s_id", roles[i]);
         json_object_set_new(root, key, hf_model_special_ids(tokenizer, roles[i], config->vocabulary));
     }
+    json_t *sizes = config_json_write(config);
+    json_object_update(root, sizes);
+    json_decref(sizes);
     return root;
 }
 
@@ -446,7 +446,6 @@ static inline bool hf_model_write_weights(const char *directory, const char *nam
                                           const ParameterTable *table, const float *parameters, uint32_t *sum,
                                           Error *error) {
     char path[PATH_MAX], tensor[128];
-    if (!path_within(path, directory, name, error)) { return false; }
     SafetensorsPlan plan = {
         .tensors = json_pack("{s:{s:s}}", "__metadata__", "format", "pt")}; // transformers insists
     for (int i = 0; i < table->count; i++) {
@@ -457,7 +456,8 @@ static inline bool hf_model_write_weights(const char *directory, const char *nam
         safetensors_plan_add(&plan, tensor, SAFETENSORS_F32, dimensions, shape);
     }
     safetensors_plan_finish(&plan);
-    int descriptor = safetensors_create(path, &plan, error) ? safetensors_join(path, &plan, error) : -1;
+    bool created = path_within(path, directory, name, error) && safetensors_create(path, &plan, error);
+    int descriptor = created ? safetensors_join(path, &plan, error) : -1;
     bool good = descriptor >= 0;
     *sum = (uint32_t)crc32_z(0, (const Bytef *)plan.header, plan.header_bytes);
     for (int i = 0; i < table->count && good; i++) {

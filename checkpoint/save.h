@@ -67,6 +67,7 @@ static inline Saver *saver_create(CheckpointedRun *run, const SavedVector *vecto
     saver->paths = checkpoint_paths(run->directory, saver->commit);
     saver->state = -1;
     const Scheduler *s = run->scheduler;
+    run->next_learning_rate = scheduler_learning_rate(s);
     WorkerNumbers mine = {.micro_batches_begun = s->micro_batches_begun,
                           .tally = s->gradients.tally,
                           .handed_over = s->comm_buffer.tally,
@@ -215,21 +216,12 @@ static inline void *saver_main(void *argument) {
 // Seconds that ranks wait for one that still writes, perhaps to a slow file system.
 #define CHECKPOINT_PATIENCE 3600.0
 
-// All ranks, between two commits, while no other checkpoint is being made; sets run->saver. beside:
-// as above, if memory allows. False, with the same error on all ranks: there is nothing to end.
-static inline bool checkpoint_begin(CheckpointedRun *run, bool beside, Error *error) {
+// Makes the unfinished checkpoint's directory and file, and takes this rank's part. False, with the
+// same error on all ranks: run->saver is not set.
+static inline bool saver_begin(CheckpointedRun *run, const float *committed, bool beside, Error *error) {
     Scheduler *s = run->scheduler;
     SavedVector vectors[CHECKPOINT_MAX_VECTORS];
     bool is_main = run->transport->rank == 0;
-    scheduler_settle(s);
-    // It answers all wishes so far, also those that a job in flight has gathered.
-    __atomic_store_n(&s->wishes.save_requested, false, __ATOMIC_RELAXED);
-    s->wishes.save_agreed = s->wishes.writer_done = s->wishes.all_writers_done = false;
-    s->job.total.saves = s->job.total.ended = 0;
-    if (s->job_in_flight && s->job.spike != SPIKE_NONE) {
-        return error_set(error, "the exchange between the ranks that is in flight holds a spike");
-    }
-    const float *committed = (const float *)borrow_committed(s, run->rule, true);
     int count = saved_vectors(s, vectors);
     Saver *saver = saver_create(run, vectors, count);
     const CheckpointPaths *paths = &saver->paths;
@@ -237,21 +229,35 @@ static inline bool checkpoint_begin(CheckpointedRun *run, bool beside, Error *er
     // Also makes the run's directory, if somebody has removed or renamed it.
     bool good = !is_main || (directory_make(paths->temporary, "", error) &&
                              safetensors_create(paths->state, &saver->plan, error));
-    good = all_ranks_good(run, good, error);
-    if (good) {
-        saver->good = saver_collect(saver, vectors, count, committed, beside, &saver->error);
-        saver->beside = saver->copies != NULL && saver->good &&
-                        pthread_create(&saver->thread, NULL, saver_main, saver) == 0;
-        if (!saver->beside && saver->good) { saver_main(saver); }
-        if (!saver->beside) { __atomic_store_n(&s->wishes.writer_done, true, __ATOMIC_RELEASE); }
-        run->saver = saver;
-        if (beside) { // a rank without memory for copies has written at once
-            transport_barrier_patiently(run->transport, "checkpoint", CHECKPOINT_PATIENCE);
-        }
-    } else {
-        if (is_main) { tree_remove(saver->paths.temporary); }
+    if (!all_ranks_good(run, good, error)) {
+        if (is_main) { tree_remove(paths->temporary); }
         saver_free(saver);
+        return false;
     }
+    saver->good = saver_collect(saver, vectors, count, committed, beside, &saver->error);
+    saver->beside =
+        saver->copies != NULL && saver->good && pthread_create(&saver->thread, NULL, saver_main, saver) == 0;
+    if (!saver->beside && saver->good) { saver_main(saver); }
+    if (!saver->beside) { __atomic_store_n(&s->wishes.writer_done, true, __ATOMIC_RELEASE); }
+    run->saver = saver;
+    if (beside) { // a rank without memory for copies has written at once
+        transport_barrier_patiently(run->transport, "checkpoint", CHECKPOINT_PATIENCE);
+    }
+    return true;
+}
+
+// All ranks, between two commits, while no other checkpoint is being made; sets run->saver. beside:
+// as above, if memory allows. False, with the same error on all ranks: there is nothing to end.
+static inline bool checkpoint_begin(CheckpointedRun *run, bool beside, Error *error) {
+    Scheduler *s = run->scheduler;
+    const float *committed = (const float *)borrow_committed(s, run->rule, true);
+    // It answers all wishes so far, also those that a job in flight has gathered.
+    __atomic_store_n(&s->wishes.save_requested, false, __ATOMIC_RELAXED);
+    s->wishes.save_agreed = s->wishes.writer_done = s->wishes.all_writers_done = false;
+    s->job.total.saves = s->job.total.ended = 0;
+    bool good = s->job_in_flight && s->job.spike != SPIKE_NONE
+                    ? error_set(error, "the exchange between the ranks that is in flight holds a spike")
+                    : saver_begin(run, committed, beside, error);
     return_committed(s, committed);
     return good;
 }

@@ -121,20 +121,16 @@ static inline bool end_checkpoint(Run *run) {
 }
 
 // Begins a checkpoint; none is being written. Training has waited for it since `stopped`, and
-// checkpointed.seconds is how long it had trained by then.
+// checkpointed.seconds is how long it had trained by then. False, with an error: it has failed.
 // beside: training continues while it is written.
-static inline void begin_checkpoint(Run *run, bool beside, double stopped) {
-    Scheduler *s = &run->scheduler;
+static inline bool begin_checkpoint(Run *run, bool beside, double stopped, Error *error) {
     Saving *saving = &run->saving;
-    SavedReport report = {s->optimizer.steps, 0};
-    Error error = {""};
-    run->checkpointed.next_learning_rate = scheduler_learning_rate(s);
     run->checkpointed.data_changed = run->training.data_changed;
-    bool begun = checkpoint_begin(&run->checkpointed, beside, &error);
+    bool begun = checkpoint_begin(&run->checkpointed, beside, error);
     saving->began = clock_seconds(); // the clock of --save-every starts anew
     saving->seconds = saving->began - stopped;
     run->clock.paused += saving->seconds;
-    if (!begun) { report_checkpoint(run, &report, saving->seconds, &error); }
+    return begun;
 }
 
 // ---- Resuming -------------------------------------------------------------------------

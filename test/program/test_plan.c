@@ -466,12 +466,12 @@ static void a_page_of_what_does_not_fit_is_drawn(void **state) {
 // The line below "recommended" is a command that trains. Rates given for AdamW are none for Muon.
 static void a_recommended_command_trains(void **state) {
     static const char *const cases[] = {
-        ("--config base.json --ranks 2 --compute-ms 5 --host-mbit 10 --tokens 4k --out never --lr 1e-3 "
-         "--inner muon"),
-        ("--config base.json --ranks 2 --compute-ms 5 --host-mbit 1000000 --accumulate auto --tokens 4k "
-         "--lr 3e-4 --min-lr 3e-5"),
-        ("--config base.json --ranks 2 --compute-ms 5 --rank-accumulate 1,2 --optimizer zero1 --wire int8 "
-         "--tokens 4k")};
+        ("--config base.json --model small.json --ranks 2 --compute-ms 5 --host-mbit 1 --tokens 4k "
+         "--out never --lr 1e-3 --inner muon"),
+        ("--config base.json --model small.json --ranks 2 --compute-ms 5 --host-mbit 1000000 "
+         "--accumulate auto --tokens 4k --lr 3e-4 --min-lr 3e-5"),
+        ("--config base.json --model small.json --ranks 2 --compute-ms 5 --rank-accumulate 1,2 "
+         "--optimizer zero1 --wire int8 --tokens 4k")};
     Stage *stage = stage_with_ranks(state);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char arguments[2048];
@@ -805,6 +805,10 @@ static int open_stage(void **state) {
     stage_write(&stage_of_all, "base.json",
                 "{\"threads\": 1, \"seq-len\": 64, \"micro-batch\": 2, \"val-batches\": \"none\", "
                 "\"sample-tokens\": \"none\"}\n");
+    stage_write(
+        &stage_of_all, "small.json",
+        "{\"model_type\": \"gpt2\", \"n_layer\": 1, \"n_embd\": 64, \"n_head\": 2, \"n_positions\": 64, "
+        "\"vocab_size\": 256}\n");
     return 0;
 }
 

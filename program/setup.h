@@ -98,10 +98,11 @@ static inline bool choose_rates(Run *run, Error *error) {
         // Larger models want smaller rates: GPT-3's table (Brown et al., 2020, table 2.1), our own
         // measurement for tiny ones. Muon's best is higher by the root of the tokens of a commit:
         // 1 time at 1 k, 4 times from 16 k on, with 0.26 M to 32 M parameters
-        // (dev/results/muon-32M-2026-11-28.md). Fine-tuning takes a tenth (ACCO's paper: 2e-5).
+        // (dev/results/muon-32M-2026-11-28.md, dev/results/muon-adamw-rate-2026-11-29.md).
+        // Fine-tuning takes a tenth (ACCO's paper: 2e-5).
         bool muon = options->inner == INNER_MUON;
         double rate = parameters < 5e6     ? 2e-3
-                      : parameters < 60e6  ? 1e-3
+                      : parameters < 20e6  ? 1e-3
                       : parameters < 250e6 ? 6e-4
                       : parameters < 900e6 ? 3e-4
                                            : 1.6e-4;

@@ -172,6 +172,7 @@ static void threads_change_no_bit(void **state) {
 // overlap or the order of messages, and the loss is near that in fp32.
 static void bf16_trains_on_cpus(void **state) {
     Stage *stage = stage_of(state);
+    stage_allow_instructions(true);
     Outcome can = program_run(stage, 0, "plan --precision bf16");
     if (can.exit_code == 2 && strstr(can.errors, "has no products of bf16") != NULL) {
         leave_out("oneDNN on a processor with AVX-512 or AMX");
@@ -200,6 +201,7 @@ static void bf16_trains_on_cpus(void **state) {
 static void bf16_evaluates_on_cpus(void **state) {
     static const char *const precisions[] = {"fp32", "bf16"};
     Stage *stage = stage_of(state);
+    stage_allow_instructions(true);
     Outcome can = program_run(stage, 0, "plan --precision bf16");
     if (can.exit_code != 0) { leave_out("oneDNN on a processor with AVX-512 or AMX"); }
     Fleet *fleet = fleet_new(stage);
@@ -226,6 +228,7 @@ static void bf16_evaluates_on_cpus(void **state) {
 // bf16 is told the same.
 static void the_fastest_format_is_measured(void **state) {
     Stage *stage = stage_of(state);
+    stage_allow_instructions(true);
     Fleet *fleet = fleet_new(stage);
     fleet_start(fleet, 0, "--precision fastest --optimizer ddp");
     if (stage->has_mpi) { fleet_start(fleet, 2, "--precision fastest"); }

@@ -270,27 +270,43 @@ static void merges_as_one_string_are_the_same_as_pairs(void **state) {
     json_decref(cases);
 }
 
+#define FRONTED \
+    "s/\"post_processor\": *null/\"post_processor\": {\"single\": [{\"SpecialToken\": {\"id\": " \
+    "\"<|end|>\"}}]}/"
+
 // Added tokens behind the last row of the model beside the tokenizer are left out. A model that has
-// no row for one that was learned belongs to another tokenizer, which others say.
+// no row for one that was learned, or for the one in front of a text or behind it, belongs to
+// another tokenizer, which others say.
 static void tokens_without_a_row_are_left_out(void **state) {
     (void)state;
     enum { LEARNED = 400, ALL = 406 };
-    static const int rows[][2] = {
-        {ALL + 1, ALL}, {ALL, ALL}, {ALL - 1, ALL - 1}, {LEARNED, LEARNED}, {LEARNED - 1, ALL}};
-    char directory[] = "/tmp/test_tokenizer.XXXXXX", path[128], command[256];
+    static const struct {
+        const char *change; // of tokenizer.json, by sed; <|end|> is the first that was only added
+        int rows, vocabulary;
+    } cases[] = {{"", ALL + 1, ALL},
+                 {"", ALL, ALL},
+                 {"", ALL - 1, ALL - 1},
+                 {"", LEARNED, LEARNED},
+                 {"", LEARNED - 1, ALL},
+                 {FRONTED, LEARNED + 1, LEARNED + 1},
+                 {FRONTED, LEARNED, ALL},
+                 {"s/<|endoftext|>/<|nowhere|>/g; s/<|end|>/<|endoftext|>/", LEARNED + 1, LEARNED + 1},
+                 {"s/<|endoftext|>/<|nowhere|>/g; s/<|end|>/<|endoftext|>/", LEARNED, ALL}};
+    char directory[] = "/tmp/test_tokenizer.XXXXXX", path[128], command[512];
     assert_non_null(mkdtemp(directory));
-    snprintf(command, sizeof command, "cp test/reference/tokenizer.json %s", directory);
-    assert_int_equal(system(command), 0);
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         Tokenizer tokenizer;
         Error error;
+        snprintf(command, sizeof command, "sed '%s' " REFERENCE " > %s/tokenizer.json", cases[i].change,
+                 directory);
+        assert_int_equal(system(command), 0);
         snprintf(path, sizeof path, "%s/config.json", directory);
         FILE *file = fopen(path, "w");
-        fprintf(file, "{\"vocab_size\": %d}", rows[i][0]);
+        fprintf(file, "{\"vocab_size\": %d}", cases[i].rows);
         fclose(file);
         if (!tokenizer_open(&tokenizer, directory, &error)) { fail_msg("%s", error.text); }
         assert_int_equal(tokenizer.learned, LEARNED);
-        assert_int_equal(tokenizer.vocabulary, rows[i][1]);
+        assert_int_equal(tokenizer.vocabulary, cases[i].vocabulary);
         tokenizer_close(&tokenizer);
     }
     snprintf(command, sizeof command, "rm -r %s", directory);
@@ -542,6 +558,11 @@ static const Damage damages[] = {
     {"added_tokens/1/single_word", "true", "'single_word'"},
 };
 
+#define METASPACE \
+    "{\"type\": \"Metaspace\", \"replacement\": \"\xE2\x96\x81\", \"prepend_scheme\": \"first\", " \
+    "\"split\": " \
+    "false}"
+
 // The same of a file of characters.
 static const Damage damages_of_characters[] = {
     {"model/vocab/<0x7F>", NULL, "no token stands for the byte 0x7F"},
@@ -550,7 +571,21 @@ static const Damage damages_of_characters[] = {
     {"normalizer/normalizers/0/prepend", "\"_\"", "prepares texts"},
     {"normalizer", "{\"type\": \"NFC\"}", "prepares texts"},
     {"normalizer", "{\"type\": \"Sequence\", \"normalizers\": []}", "prepares texts"},
-    {"pre_tokenizer", "{\"type\": \"Metaspace\", \"replacement\": \"\xE2\x96\x81\"}", "prepares texts"},
+    {"normalizer/normalizers/1", "{\"type\": \"Prepend\", \"prepend\": \"\xE2\x96\x81\"}", "prepares texts"},
+    {"normalizer/normalizers/0",
+     "{\"type\": \"Replace\", \"pattern\": {\"String\": \"_\"}, \"content\": \"\xE2\x96\x81\"}",
+     "prepares texts"},
+    {"pre_tokenizer", METASPACE, "prepares texts"},
+};
+
+// The same where the pre-tokenizer, not the normalizer, puts blanks.
+static const Damage damages_of_blanks[] = {
+    {"normalizer", "{\"type\": \"Prepend\", \"prepend\": \"\xE2\x96\x81\"}", "prepares texts"},
+    {"pre_tokenizer/type", "\"Whitespace\"", "prepares texts"},
+    {"pre_tokenizer/replacement", "\"_\"", "prepares texts"},
+    {"pre_tokenizer/prepend_scheme", NULL, "prepares texts"},
+    {"pre_tokenizer/split", "true", "prepares texts"},
+    {"pre_tokenizer/split", NULL, "prepares texts"},
 };
 
 static void expect_refused(const json_t *good, const Damage *damage) {
@@ -580,6 +615,10 @@ static void damaged_files_are_refused_in_one_line(void **state) {
     json_object_set(root, "model", json_object_get(kind, "model"));
     for (size_t i = 0; i < sizeof damages_of_characters / sizeof damages_of_characters[0]; i++) {
         expect_refused(root, &damages_of_characters[i]);
+    }
+    json_object_update(root, json_object_get(json_object_get(kinds, "first"), "file"));
+    for (size_t i = 0; i < sizeof damages_of_blanks / sizeof damages_of_blanks[0]; i++) {
+        expect_refused(root, &damages_of_blanks[i]);
     }
     json_decref(gaps);
     json_decref(kinds);

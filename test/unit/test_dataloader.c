@@ -458,7 +458,11 @@ static void test_bad_paths_and_files(void **state) {
     expect_refusal(scratch_path(scratch, "loop/*.bin"), 8, 256, "cannot look for data in");
     expect_refusal(write_file(scratch, "none.txt", "", 0), 8, 256, "is empty");
     expect_refusal(write_file(scratch, "none.bin", "", 0), 8, 256, "is empty");
-    expect_refusal(write_file(scratch, "odd.bin", "abcde", 5), 8, 65536, "odd");
+    expect_refusal(write_file(scratch, "odd.bin", "abcde", 5), 8, 65536, "has 5 bytes, an odd number");
+    static const uint16_t few[8] = {7, 0, 8, 0, 9, 0, 7, 0}; // too few to say that they are wider
+    DataLoader loader;
+    open_or_fail(&loader, write_file(scratch, "few.bin", few, sizeof few), 3, 100, false);
+    data_loader_close(&loader);
 }
 
 static void test_too_little_data(void **state) {

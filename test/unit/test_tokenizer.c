@@ -313,6 +313,49 @@ static void tokens_without_a_row_are_left_out(void **state) {
     assert_int_equal(system(command), 0);
 }
 
+// Where the tokenizer has no <|endoftext|>: the first of three files that names an added token.
+static void the_token_behind_a_text_is_found_beside_it(void **state) {
+    (void)state;
+    static const char *const names[] = {"tokenizer_config.json", "generation_config.json", "config.json"};
+    static const struct {
+        const char *texts[3]; // of these files; NULL: it is not there
+        int end;
+    } cases[] = {
+        {{NULL, NULL, NULL}, -1},
+        {{"{\"eos_token\": \"<|end|>\"}", NULL, NULL}, 400},
+        {{"{\"eos_token\": {\"content\": \"<|end|>\"}}", NULL, NULL}, 400},
+        {{NULL, "{\"eos_token_id\": 401}", NULL}, 401},
+        {{NULL, "{\"eos_token_id\": [402, 400]}", NULL}, 402},
+        {{NULL, NULL, "{\"eos_token_id\": 401}"}, 401},
+        {{"{\"eos_token\": \"<|end|>\"}", "{\"eos_token_id\": 401}", "{\"eos_token_id\": 402}"}, 400},
+        {{"{\"eos_token\": \"the\"}", "{\"eos_token_id\": 401}", "{\"eos_token_id\": 402}"}, 401},
+        {{"{\"eos_token\": null}", "{\"eos_token_id\": 5}", "{\"eos_token_id\": 402}"}, 402},
+        {{NULL, "{\"eos_token_id\": -400}", "{\"eos_token_id\": 1e300}"}, -1},
+        {{"[", "{\"eos_token_id\": []}", "{\"eos_token_id\": 401}"}, 401}};
+    char directory[] = "/tmp/test_tokenizer.XXXXXX", path[128], command[256];
+    assert_non_null(mkdtemp(directory));
+    snprintf(command, sizeof command, "sed 's/<|endoftext|>/<|nowhere|>/g' " REFERENCE " > %s/tokenizer.json",
+             directory);
+    assert_int_equal(system(command), 0);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Tokenizer tokenizer;
+        Error error;
+        for (int k = 0; k < 3; k++) {
+            snprintf(path, sizeof path, "%s/%s", directory, names[k]);
+            unlink(path);
+            if (cases[i].texts[k] == NULL) { continue; }
+            FILE *file = fopen(path, "w");
+            fputs(cases[i].texts[k], file);
+            fclose(file);
+        }
+        if (!tokenizer_open(&tokenizer, directory, &error)) { fail_msg("%s", error.text); }
+        if (tokenizer.end != cases[i].end) { fail_msg("case %zu: %d", i, tokenizer.end); }
+        tokenizer_close(&tokenizer);
+    }
+    snprintf(command, sizeof command, "rm -r %s", directory);
+    assert_int_equal(system(command), 0);
+}
+
 static void the_sum_is_that_of_the_token_files(void **state) {
     (void)state;
     Tokenizer tokenizer = open_reference();
@@ -611,6 +654,15 @@ static void damaged_files_are_refused_in_one_line(void **state) {
     json_object_update(json_object_get(gaps, "model"),
                        json_object_get(json_object_get(kinds, "gaps"), "model"));
     expect_refused(gaps, &unknown); // what the library puts in the place of a byte is not known here
+    Tokenizer tokenizer;
+    Error error;
+    json_t *odd = json_deep_copy(root); // but nothing stands there for 0xC0, which UTF-8 does not have
+    put(odd, unknown.path, unknown.value);
+    put(odd, "model/vocab/\xC3\x80", NULL);
+    if (!open_json(&tokenizer, odd, &error)) { fail_msg("%s", error.text); }
+    assert_true(tokenizer.lacks_bytes && tokenizer.byte_ids[0xC0] == -1);
+    tokenizer_close(&tokenizer);
+    json_decref(odd);
     json_object_update(root, json_object_get(kind, "file"));
     json_object_set(root, "model", json_object_get(kind, "model"));
     for (size_t i = 0; i < sizeof damages_of_characters / sizeof damages_of_characters[0]; i++) {
@@ -739,6 +791,7 @@ int main(void) {
         cmocka_unit_test(the_token_in_front_of_a_text_is_found),
         cmocka_unit_test(merges_as_one_string_are_the_same_as_pairs),
         cmocka_unit_test(tokens_without_a_row_are_left_out),
+        cmocka_unit_test(the_token_behind_a_text_is_found_beside_it),
         cmocka_unit_test(the_sum_is_that_of_the_token_files),
         cmocka_unit_test(a_byte_is_the_token_of_its_letter),
         cmocka_unit_test(decoding_is_that_of_the_library_in_steps_of_any_length),

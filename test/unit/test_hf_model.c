@@ -877,6 +877,48 @@ static void adapters_that_cannot_be_read_are_refused(void **state) {
     expect_refusal("it is not what checksums.json beside it says");
 }
 
+// Writes the adapters in scratch("model") again, without their last tensor, or with that under
+// another name.
+static void write_all_but_the_last(const char *renamed) {
+    SafetensorsFile file;
+    SafetensorsPlan plan = {.tensors = json_object()};
+    Error error = {""};
+    assert_true(safetensors_open(&file, scratch("model/" ADAPTERS_WEIGHTS), &error));
+    size_t count = file.count - (renamed == NULL), place;
+    for (size_t i = 0; i < count; i++) {
+        const SafetensorsEntry *entry = &file.entries[i];
+        safetensors_plan_add(&plan, i + 1 < file.count ? entry->name : renamed, entry->type,
+                             entry->dimensions, entry->shape);
+    }
+    safetensors_plan_finish(&plan);
+    place = plan.header_bytes;
+    assert_true(safetensors_create(scratch("model/new"), &plan, &error));
+    int descriptor = safetensors_join(scratch("model/new"), &plan, &error);
+    for (size_t i = 0; i < count; place += file.entries[i++].bytes) {
+        assert_true(file_write_all(descriptor, file.entries[i].data, file.entries[i].bytes, (off_t)place));
+    }
+    assert_true(file_finish(descriptor, scratch("model/new"), true, &error));
+    safetensors_close(&file);
+    safetensors_plan_free(&plan);
+    assert_int_equal(rename(scratch("model/new"), scratch("model/" ADAPTERS_WEIGHTS)), 0);
+}
+
+static void half_an_adapter_or_a_foreign_one_is_refused(void **state) {
+    (void)state;
+    Loaded neo;
+    load_or_fail(REFERENCE, &neo);
+    tree_remove(scratch("base"));
+    save_or_fail(scratch("base"), &neo, NULL);
+    loaded_free(&neo);
+    for (int i = 0; i < 2; i++) {
+        check_part("", 3);
+        assert_int_equal(unlink(scratch("model/" FILE_SUMS_NAME)), 0);
+        write_all_but_the_last(i == 0 ? NULL : ADAPTERS_PREFIX "transformer.h.9.mlp.c_fc.lora_B.weight");
+        expect_refusal(i == 0 ? "has only one of lora_A and lora_B for transformer.h.2.mlp.c_proj.weight"
+                              : "h.9.mlp.c_fc.lora_B.weight belongs to no matrix of a layer of the model");
+    }
+}
+
 // peft's use_rslora: alpha / sqrt(r). One of its first versions wrote files without a tensor.
 static void adapters_are_scaled_as_they_say_and_must_be_there(void **state) {
     (void)state;
@@ -1090,6 +1132,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_trained_part_is_saved_and_read_as_the_whole_model),
         cmocka_unit_test(adapters_are_scaled_as_they_say_and_must_be_there),
         cmocka_unit_test(adapters_that_cannot_be_read_are_refused),
+        cmocka_unit_test(half_an_adapter_or_a_foreign_one_is_refused),
         cmocka_unit_test(shards_are_read),
         cmocka_unit_test(a_damaged_index_is_refused),
     };

@@ -306,6 +306,17 @@ static void tokens_without_a_row_are_left_out(void **state) {
         fclose(file);
         if (!tokenizer_open(&tokenizer, directory, &error)) { fail_msg("%s", error.text); }
         assert_int_equal(tokenizer.learned, LEARNED);
+        for (int k = 0; k < tokenizer.added_count; k++) { // a text cannot become what was left out
+            const AddedToken *added = &tokenizer.added[k];
+            TokenList list = {NULL, 0, 0};
+            error.text[0] = '\0';
+            bool good = tokenizer_encode(&tokenizer, added->text, added->length, true, &list, &error);
+            assert_int_equal(good, added->id < tokenizer.vocabulary);
+            if (good) { assert_true(list.count == 1 && list.ids[0] == added->id); }
+            if (!good) { assert_non_null(strstr(error.text, "no row for the added token")); }
+            if (!good) { assert_non_null(strstr(error.text, added->text)); }
+            token_list_free(&list);
+        }
         assert_int_equal(tokenizer.vocabulary, cases[i].vocabulary);
         tokenizer_close(&tokenizer);
     }
@@ -677,6 +688,31 @@ static void damaged_files_are_refused_in_one_line(void **state) {
     json_decref(root);
 }
 
+// What a file says without asking for it.
+static void what_changes_nothing_is_accepted(void **state) {
+    (void)state;
+    static const char *const changes[][2] = {{"model/continuing_subword_prefix", "\"\""},
+                                             {"model/end_of_word_suffix", "\"\""},
+                                             {"model/dropout", "null"},
+                                             {"model/dropout", "false"},
+                                             {"model/type", NULL},
+                                             {"normalizer", "{\"type\": \"Sequence\", \"normalizers\": []}"},
+                                             {"added_tokens/1/lstrip", "false"},
+                                             {"pre_tokenizer/trim_offsets", "true"}};
+    Tokenizer reference = open_reference();
+    for (size_t i = 0; i < sizeof changes / sizeof changes[0]; i++) {
+        json_t *root = load_json(REFERENCE);
+        Tokenizer tokenizer;
+        Error error;
+        put(root, changes[i][0], changes[i][1]);
+        if (!open_json(&tokenizer, root, &error)) { fail_msg("%s: %s", changes[i][0], error.text); }
+        assert_true(tokenizer.sum == reference.sum);
+        tokenizer_close(&tokenizer);
+        json_decref(root);
+    }
+    tokenizer_close(&reference);
+}
+
 static void text_that_is_not_json_is_refused_in_one_line(void **state) {
     (void)state;
     static const char *const texts[] = {"",
@@ -801,6 +837,7 @@ int main(void) {
         cmocka_unit_test(millions_of_blanks_are_cut),
         cmocka_unit_test(ids_without_a_token_have_no_text),
         cmocka_unit_test(damaged_files_are_refused_in_one_line),
+        cmocka_unit_test(what_changes_nothing_is_accepted),
         cmocka_unit_test(text_that_is_not_json_is_refused_in_one_line),
         cmocka_unit_test(truncated_files_are_refused),
         cmocka_unit_test(random_damage_never_crashes),

@@ -270,6 +270,24 @@ static void merges_as_one_string_are_the_same_as_pairs(void **state) {
     json_decref(cases);
 }
 
+// Where a chat.json is looked for, and what else lies beside a tokenizer.
+static void a_tokenizer_lies_in_a_directory(void **state) {
+    (void)state;
+    static const struct {
+        const char *path;
+        int length;
+    } cases[] = {{"test/reference", 14},
+                 {REFERENCE, 14},
+                 {"test/reference/", 15},
+                 {"nowhere/x.json", 7},
+                 {"/x.json", 0},
+                 {"x.json", 0},
+                 {"test", 4}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        assert_int_equal(tokenizer_directory_length(cases[i].path), cases[i].length);
+    }
+}
+
 #define FRONTED \
     "s/\"post_processor\": *null/\"post_processor\": {\"single\": [{\"SpecialToken\": {\"id\": " \
     "\"<|end|>\"}}]}/"
@@ -826,6 +844,7 @@ int main(void) {
         cmocka_unit_test(the_blank_in_front_of_a_text_is_not_of_the_text),
         cmocka_unit_test(the_token_in_front_of_a_text_is_found),
         cmocka_unit_test(merges_as_one_string_are_the_same_as_pairs),
+        cmocka_unit_test(a_tokenizer_lies_in_a_directory),
         cmocka_unit_test(tokens_without_a_row_are_left_out),
         cmocka_unit_test(the_token_behind_a_text_is_found_beside_it),
         cmocka_unit_test(the_sum_is_that_of_the_token_files),

@@ -249,6 +249,50 @@ static void the_token_in_front_of_a_text_is_found(void **state) {
     json_decref(root);
 }
 
+// Bytes, numbers, and a tokenizer's tokens: what stands for no prompt, what a prompt becomes, and
+// what is printed. Controls do nothing to a terminal.
+static void each_codec_reads_and_prints_its_tokens(void **state) {
+    (void)state;
+    static const struct {
+        const char *path;
+        bool bytes;
+        const char *prompt;
+        int32_t ids[5], printed[5]; // up to a -1
+        const char *text;
+    } cases[] = {
+        {"", true, "", {'\n', -1}, {'\n', '\t', 0x1B, 0xC3, -1}, "\n\t?\xC3"},
+        {"", true, "a\xC3\xA9", {'a', 0xC3, 0xA9, -1}, {' ', 'a', 31, '~', -1}, " a?~"},
+        {"", false, "", {405, -1}, {0, 17, 405, -1}, "0 17 405 "},
+        {"", false, "a", {-1}, {-1}, ""}, // no text can be encoded
+        {REFERENCE, false, "", {0, -1}, {0, 400, 401, -1}, "<|end|>!"},
+        {REFERENCE, true, "<|end|>", {400, -1}, {402, -1}, "[note]"},
+    };
+    Error error = {""};
+    TextCodec codec;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        TokenList list = {NULL, 0, 0};
+        TextList text = {NULL, 0};
+        assert_true(text_codec_open(&codec, cases[i].path, cases[i].bytes, 406, &error));
+        bool good = text_codec_encode(&codec, cases[i].prompt, true, &list, &error);
+        assert_int_equal(good, cases[i].ids[0] >= 0);
+        if (!good) { assert_non_null(strstr(error.text, "--prompt needs a tokenizer")); }
+        for (size_t k = 0; k < list.count; k++) { assert_int_equal(list.ids[k], cases[i].ids[k]); }
+        assert_int_equal(cases[i].ids[list.count], -1);
+        FILE *file = open_memstream(&text.bytes, &text.count);
+        for (const int32_t *id = cases[i].printed; *id >= 0; id++) {
+            text_codec_print(&codec, *id, false, file);
+        }
+        text_codec_print(&codec, 'x', true, file);
+        fclose(file);
+        expect_text(&text, cases[i].text, strlen(cases[i].text));
+        free(text.bytes);
+        token_list_free(&list);
+        text_codec_close(&codec);
+    }
+    assert_false(text_codec_open(&codec, REFERENCE, false, 405, &error));
+    assert_non_null(strstr(error.text, "has 406 tokens, but the model has a vocabulary of only 405"));
+}
+
 static void merges_as_one_string_are_the_same_as_pairs(void **state) {
     (void)state;
     json_t *root = load_json(REFERENCE), *cases = load_json("test/reference/tokenizer_cases.json");
@@ -843,6 +887,7 @@ int main(void) {
         cmocka_unit_test(places_are_those_of_the_text_that_was_given),
         cmocka_unit_test(the_blank_in_front_of_a_text_is_not_of_the_text),
         cmocka_unit_test(the_token_in_front_of_a_text_is_found),
+        cmocka_unit_test(each_codec_reads_and_prints_its_tokens),
         cmocka_unit_test(merges_as_one_string_are_the_same_as_pairs),
         cmocka_unit_test(a_tokenizer_lies_in_a_directory),
         cmocka_unit_test(tokens_without_a_row_are_left_out),

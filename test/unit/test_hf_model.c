@@ -802,6 +802,20 @@ static void check_part(const char *freeze, int rank) {
     loaded_free(&before);
 }
 
+// What the adapters in scratch("model") say of themselves to peft.
+static void expect_adapters(int rank, bool transposed, size_t modules, const char *first) {
+    json_t *root = json_load_file(scratch("model/" ADAPTERS_CONFIG), 0, NULL),
+           *names = json_object_get(root, "target_modules");
+    assert_int_equal(json_integer_value(json_object_get(root, "r")), rank);
+    assert_true(json_number_value(json_object_get(root, "lora_alpha")) == 5);
+    assert_int_equal(json_is_true(json_object_get(root, "fan_in_fan_out")), transposed);
+    assert_int_equal(json_array_size(names), modules);
+    assert_string_equal(json_string_value(json_array_get(names, 0)), first);
+    assert_string_equal(json_string_value(json_object_get(root, "peft_type")), "LORA");
+    assert_string_equal(json_string_value(json_object_get(root, "task_type")), "CAUSAL_LM");
+    json_decref(root);
+}
+
 static void a_trained_part_is_saved_and_read_as_the_whole_model(void **state) {
     (void)state;
     Loaded neo, gpt2;
@@ -810,6 +824,7 @@ static void a_trained_part_is_saved_and_read_as_the_whole_model(void **state) {
     check_part("wte,h.1.*", 0);
     check_part("", 0);
     check_part("", 3);
+    expect_adapters(3, false, 3 * 6, "h.0.attn.attention.q_proj");
     tree_remove(scratch("base"));
     loaded_free(&neo);
     ModelConfig config = {.family = &gpt2_family, .layers = 2, .channels = 6, .heads = 2, .mlp_channels = 9};
@@ -824,6 +839,7 @@ static void a_trained_part_is_saved_and_read_as_the_whole_model(void **state) {
     save_or_fail(scratch("base"), &gpt2, NULL);
     check_part("c_attn,*.bias", 0);
     check_part("", 2);
+    expect_adapters(2, true, 2 * 4, "h.0.attn.c_attn");
     loaded_free(&gpt2);
 }
 
@@ -846,6 +862,8 @@ static void adapters_that_cannot_be_read_are_refused(void **state) {
         {"target_parameters", "[\"x\"]", "\"target_parameters\" is not supported"},
         {"layer_replication", "[[0, 2], [1, 2]]", "\"layer_replication\" is not supported"},
         {"trainable_token_indices", "[3]", "\"trainable_token_indices\" is not supported"},
+        {"alora_invocation_tokens", "[3]", "\"alora_invocation_tokens\" is not supported"},
+        {"lora_bias", "true", "\"lora_bias\" is not supported"},
         {"init_lora_weights", "\"pissa\"", "adapters that began as \"pissa\" change the model, too"},
         {"base_model_name_or_path", "null", ": base_model_name_or_path must be the directory of the model"},
         {"base_model_name_or_path", "\"openai-community/gpt2\"",
@@ -917,6 +935,34 @@ static void half_an_adapter_or_a_foreign_one_is_refused(void **state) {
         expect_refusal(i == 0 ? "has only one of lora_A and lora_B for transformer.h.2.mlp.c_proj.weight"
                               : "h.9.mlp.c_fc.lora_B.weight belongs to no matrix of a layer of the model");
     }
+}
+
+// Their names may lack peft's prefix, and they may have begun in any way that leaves the model.
+static void adapters_are_read_as_peft_may_write_them(void **state) {
+    (void)state;
+    static const char *const begins[] = {"true",         "false",   "null",
+                                         "\"gaussian\"", "\"eva\"", "\"orthogonal\""};
+    Loaded neo, whole, again;
+    load_or_fail(REFERENCE, &neo);
+    tree_remove(scratch("base"));
+    save_or_fail(scratch("base"), &neo, NULL);
+    check_part("", 3);
+    load_or_fail(scratch("model"), &whole);
+    assert_int_equal(unlink(scratch("model/" FILE_SUMS_NAME)), 0);
+    write_all_but_the_last("transformer.h.2.mlp.c_proj.lora_B.weight");
+    for (size_t i = 0; i < sizeof begins / sizeof begins[0]; i++) {
+        const char *path = scratch("model/" ADAPTERS_CONFIG);
+        json_t *root = json_load_file(path, 0, NULL);
+        json_object_set_new(root, "init_lora_weights", json_loads(begins[i], JSON_DECODE_ANY, NULL));
+        json_object_set_new(root, "lora_bias", json_false());
+        assert_int_equal(json_dump_file(root, path, 0), 0);
+        json_decref(root);
+        load_or_fail(scratch("model"), &again);
+        assert_memory_equal(again.parameters, whole.parameters, whole.table.parameter_count * sizeof(float));
+        loaded_free(&again);
+    }
+    loaded_free(&whole);
+    loaded_free(&neo);
 }
 
 // peft's use_rslora: alpha / sqrt(r). One of its first versions wrote files without a tensor.
@@ -1133,6 +1179,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(adapters_are_scaled_as_they_say_and_must_be_there),
         cmocka_unit_test(adapters_that_cannot_be_read_are_refused),
         cmocka_unit_test(half_an_adapter_or_a_foreign_one_is_refused),
+        cmocka_unit_test(adapters_are_read_as_peft_may_write_them),
         cmocka_unit_test(shards_are_read),
         cmocka_unit_test(a_damaged_index_is_refused),
     };

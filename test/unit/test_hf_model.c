@@ -330,8 +330,10 @@ static void the_tokenizer_goes_with_the_model(void **state) {
     write_text(scratch("tokenizer/unrelated.txt"), "x");
     write_text(scratch("tokenizer/chat_template.jinja"), "x");
     write_text(scratch("tokenizer/chat.json"), "{}");
+    write_text(scratch("tokenizer/added_tokens.json"), "{}");
+    write_text(scratch("tokenizer/special_tokens_map.json"), "{}");
     save_or_fail(scratch("with_tokenizer"), &loaded, scratch("tokenizer"));
-    assert_int_equal(entries_in(scratch("with_tokenizer")), 9);
+    assert_int_equal(entries_in(scratch("with_tokenizer")), 11);
     read_text(scratch("with_tokenizer/merges.txt"), text);
     assert_string_equal(text, "#version: 0.2\na b\n");
     read_text(scratch("with_tokenizer/config.json"), text);

@@ -697,23 +697,6 @@ static void micro_batches_beside_a_job_are_known(void **state) {
     free(s);
 }
 
-// Among more elements than are looked at together, from the end on.
-static void the_last_bad_element_is_found_wherever_it_is(void **state) {
-    (void)state;
-    enum { COUNT = 2 * JOB_SEARCH + 1000, BEGIN = 7 };
-    static const size_t places[] = {BEGIN, 1000, JOB_SEARCH + 999, JOB_SEARCH + 1000, COUNT - 1};
-    float *values = (float *)calloc(COUNT, sizeof *values);
-    Stream stream = {.name = "compute"};
-    values[BEGIN - 1] = NAN; // before what is asked for
-    assert_true(job_last_bad_element(values, BEGIN, COUNT, &stream) == 0);
-    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
-        values[places[i]] = i % 2 == 0 ? NAN : -INFINITY; // what was put before stays
-        assert_true(job_last_bad_element(values, BEGIN, COUNT, &stream) == (double)(places[i] + 1));
-        assert_true(job_last_bad_element(values, BEGIN, places[i] + 1, &stream) == (double)(places[i] + 1));
-    }
-    free(values);
-}
-
 // A rank's writer may have ended before those of others.
 static void wishes_are_agreed_on_by_one_rank_or_by_all(void **state) {
     (void)state;
@@ -794,7 +777,6 @@ int main(void) {
         cmocka_unit_test(a_sum_that_overflows_stops_every_rank),
         cmocka_unit_test(a_bucket_has_the_bytes_that_were_asked_for),
         cmocka_unit_test(micro_batches_beside_a_job_are_known),
-        cmocka_unit_test(the_last_bad_element_is_found_wherever_it_is),
         cmocka_unit_test(wishes_are_agreed_on_by_one_rank_or_by_all),
         cmocka_unit_test(a_program_in_which_nothing_moves_ends),
     };

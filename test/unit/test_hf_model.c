@@ -320,8 +320,8 @@ static void the_tokenizer_goes_with_the_model(void **state) {
     char text[4096];
     load_or_fail(REFERENCE, &loaded);
     mkdir(scratch("tokenizer"), 0777);
-    write_text(scratch("tokenizer/tokenizer.json"),
-               "{\"added_tokens\":[{\"id\":9},{\"id\":50,\"content\":\"<end>\"}]}\n");
+    write_text(scratch("tokenizer/tokenizer.json"), "{\"added_tokens\":[{\"id\":9},{\"id\":50,\"content\":\"<"
+                                                    "end>\"},{\"id\":51,\"content\":\"<end>\"}]}\n");
     write_text(scratch("tokenizer/tokenizer_config.json"),
                "{\"eos_token\":{\"content\":\"<end>\"},\"bos_token\":\"<begin>\", "
                "\"model_max_length\": 1000000000000000019884624838656}");
@@ -380,6 +380,11 @@ static void ids_of_the_configuration_are_kept(void **state) {
     write_text(scratch("named/config.json"), "{\"bos_token_id\": [\"3\"], \"eos_token_id\": 1000000}");
     assert_int_equal(hf_model_special_id(scratch("named"), "bos_token", 50), -1);
     assert_int_equal(hf_model_special_id(scratch("named"), "eos_token", 50), -1);
+    write_text(scratch("named/config.json"), "{\"bos_token_id\": -1, \"eos_token_id\": [-1, 6]}");
+    assert_int_equal(hf_model_special_id(scratch("named"), "eos_token", 50), 6);
+    json_t *none = hf_model_special_ids(scratch("named"), "bos_token", 50);
+    assert_true(json_is_null(none));
+    json_decref(none);
     write_text(scratch("named/config.json"), "{\"bos_token_id\": [], \"eos_token_id\": [5, 1000000, 7]}");
     save_or_fail(scratch("keeps_list"), &loaded, scratch("named"));
     read_text(scratch("keeps_list/config.json"), text);

@@ -1025,6 +1025,63 @@ static void a_weight_that_is_no_number_is_named(void **state) {
     loaded_free(&neo);
 }
 
+// What --from and --finetune may name, before a model in it is opened.
+static void directories_that_may_hold_a_model_are_known(void **state) {
+    (void)state;
+    static const struct {
+        const char *files, *words; // that are there; NULL: it may hold one
+    } cases[] = {{"", "is no directory with a config.json, and no checkpoint either"},
+                 {"model.safetensors", "is no directory with a config.json"},
+                 {"config.json", NULL},
+                 {"adapter_config.json", NULL},
+                 {"config.json run.tsv", "is a run without a checkpoint: give"}, // a run's is another one
+                 {"config.json run.tsv model.safetensors", NULL}};
+    static const char *const others[][2] = {
+        {"", "give --from DIR, a directory with"},
+        {"125M", "to train the preset 125M from random parameters, give --model 125M"},
+        {"openai/gpt2", "openai/gpt2 is neither a directory (No such file or directory) nor the name of a"}};
+    Error error;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char files[64], *rest = files, path[64];
+        tree_remove(scratch("maybe"));
+        assert_int_equal(mkdir(scratch("maybe"), 0777), 0);
+        snprintf(files, sizeof files, "%s", cases[i].files);
+        for (char *name; (name = strsep(&rest, " ")) != NULL && name[0] != '\0';) {
+            snprintf(path, sizeof path, "maybe/%s", name);
+            write_text(scratch(path), "{}");
+        }
+        bool good = hf_model_check_directory(scratch("maybe"), &error);
+        assert_int_equal(good, cases[i].words == NULL);
+        if (!good) { expect_words(&error, cases[i].words); }
+    }
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+        assert_false(hf_model_check_directory(others[i][0], &error));
+        expect_words(&error, others[i][1]);
+    }
+    tree_remove(scratch("maybe"));
+}
+
+// A checkpoint stands for the model in it, a model for itself.
+static void a_checkpoint_stands_for_its_model(void **state) {
+    (void)state;
+    char path[PATH_MAX], whole[PATH_MAX];
+    tree_remove(scratch("point"));
+    mkdir(scratch("point"), 0777);
+    mkdir(scratch("point/model"), 0777);
+    snprintf(whole, sizeof whole, "%s/model", scratch("point"));
+    for (int i = 0; i < 4; i++) { // nothing; the model; no room for its name; a model of its own
+        if (i == 1) { write_text(scratch("point/model/config.json"), "{}"); }
+        if (i == 3) { write_text(scratch("point/config.json"), "{}"); }
+        strcpy(path, scratch("point"));
+        hf_model_find(path, i == 2 ? strlen(path) + strlen("/model") : sizeof path);
+        assert_string_equal(path, i == 1 ? whole : scratch("point"));
+    }
+    path[0] = '\0';
+    hf_model_find(path, sizeof path);
+    assert_string_equal(path, "");
+    tree_remove(scratch("point"));
+}
+
 static void without_weights_it_says_what_to_do(void **state) {
     (void)state;
     fresh_directory();
@@ -1182,6 +1239,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_long_shape_fits_into_the_line),
         cmocka_unit_test(a_weight_that_is_no_number_is_named),
         cmocka_unit_test(without_weights_it_says_what_to_do),
+        cmocka_unit_test(directories_that_may_hold_a_model_are_known),
+        cmocka_unit_test(a_checkpoint_stands_for_its_model),
         cmocka_unit_test(a_trained_part_is_saved_and_read_as_the_whole_model),
         cmocka_unit_test(adapters_are_scaled_as_they_say_and_must_be_there),
         cmocka_unit_test(adapters_that_cannot_be_read_are_refused),

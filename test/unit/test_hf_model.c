@@ -349,6 +349,10 @@ static void the_tokenizer_goes_with_the_model(void **state) {
     assert_int_equal(entries_in(scratch("with_pieces")), 5);
     read_text(scratch("with_pieces/config.json"), text);
     assert_non_null(strstr(text, "\"eos_token_id\": 2"));
+    char here[PATH_MAX], beside[PATH_MAX];
+    assert_true(getcwd(here, sizeof here) != NULL && chdir(scratch("tokenizer")) == 0);
+    bool found = hf_model_find_tokenizer("tokenizer.json", "merges.txt", beside);
+    assert_true(chdir(here) == 0 && found);
     Error error;
     mkdir(scratch("pieces/vocab.json"), 0777);
     assert_false(hf_model_copy_tokenizer(scratch("pieces"), scratch("with_pieces"), &error));

@@ -82,6 +82,10 @@ static void binary_bytes_are_counted(void **state) {
     for (int i = 2; i < SIZE; i += 300) { bytes[i] = 0; }
     expect_text(bytes, SIZE, "is not text");
     expect_text("\xE9\xE8", 2, NULL); // too short to say
+    expect_text("\xE9\xE8\xE9\xE8", 4, NULL);
+    expect_text("\xE9\xE8\xE9\xE8\xE9", 5, "5 of its first 5 bytes");
+    expect_text("\0\0\0\0", 4, NULL);
+    expect_text("\0\0\0\0\0", 5, "5 of its first 5 bytes");
     expect_text("\0\0\0\0\0\0\0\0\0\0\0\0", 12, ".bin");
     free(bytes);
 }

@@ -414,6 +414,41 @@ static void parts_are_counted_as_one_document(void **state) {
     }
 }
 
+// What is printed of these counts, of one document and of several.
+static void what_was_left_out_is_told(void **state) {
+    static const char *const told[] = {
+        "", // nothing was
+        "- 1 document was left out, because nothing of it would have been predicted\n"
+        "- 1 document was left out, because it is empty\n"
+        "- 1 document had bytes that are not UTF-8: each of these is a token\n"
+        "- 1 document had bytes for which the tokenizer has no token: these are left out\n"
+        "- 1 document holds special tokens as text, such as <|end|>: they are learned in letters\n",
+        "- 2 documents were left out, because nothing of them would have been predicted\n"
+        "- 3 documents were left out, because they are empty\n"
+        "- 4 documents had bytes that are not UTF-8: each of these is a token\n"
+        "- 5 documents had bytes for which the tokenizer has no token: these are left out\n"
+        "- 6 documents hold special tokens as text, such as <|end|>: they are learned in letters\n"};
+    const TokenShards shards[] = {
+        {.documents = 7},
+        {.left_out = 1, .empty = 1, .odd = 1, .lossy = 1, .spelling = 1, .spelled = "<|end|>"},
+        {.left_out = 2, .empty = 3, .odd = 4, .lossy = 5, .spelling = 6, .spelled = "<|end|>"}};
+    char path[STAGE_PATH_SIZE];
+    stage_path(stage_of(state), "told.txt", path);
+    for (int i = 0; i < 3; i++) {
+        fflush(stdout);
+        int kept = dup(STDOUT_FILENO), file = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0666);
+        dup2(file, STDOUT_FILENO);
+        token_shards_tell(&shards[i], "- ");
+        fflush(stdout);
+        dup2(kept, STDOUT_FILENO);
+        close(kept);
+        close(file);
+        char *text = file_read(path);
+        assert_string_equal(text, told[i]);
+        free(text);
+    }
+}
+
 // The first token of a sequence cannot be predicted: a chat that learns it alone is left out.
 static void a_chat_that_learns_its_first_token_alone_is_left_out(void **state) {
     const Stage *stage = stage_of(state);
@@ -698,6 +733,7 @@ int main(void) {
         TOKENIZE_TEST(the_token_in_front_may_be_written),
         TOKENIZE_TEST(the_token_in_front_alone_is_no_document),
         TOKENIZE_TEST(parts_are_counted_as_one_document),
+        TOKENIZE_TEST(what_was_left_out_is_told),
         TOKENIZE_TEST(a_chat_that_learns_its_first_token_alone_is_left_out),
         TOKENIZE_TEST(lines_are_whole),
         TOKENIZE_TEST(parts_of_a_chat_are_predicted),

@@ -755,11 +755,18 @@ static void keys_mean_what_they_say(void **state) {
     assert_true(config.window > 0 && !config.local[0] && !config.local[2]); // from layer 28 on
     read_changed(tensors, "qwen2 windows", "{\"use_sliding_window\": false}", &config, &error);
     assert_true(config.window == 0 && !config.local[1]);
+    read_changed(tensors, "qwen2 windows", "{\"max_window_layers\": 1, \"layer_types\": null}", &config,
+                 &error);
+    assert_true(!config.local[0] && config.local[1] && config.local[2]);
     read_changed(tensors, "llama 3", "{\"attention_dropout\": 0.1}", &config, &error);
     assert_true(config.dropout == 0.1 && config.epsilon == 1e-6);
     read_changed(tensors, "llama 3",
                  "{\"rope_parameters\": null, \"rope_scaling\": null, \"rope_theta\": 500}", &config, &error);
     assert_true(config.rotary.theta == 500);
+    read_changed(tensors, "llama 3",
+                 "{\"rope_parameters\": {\"type\": \"linear\", \"factor\": 3}, \"rope_scaling\": {}}",
+                 &config, &error);
+    assert_true(config.rotary.kind == ROTARY_LINEAR && config.rotary.factor == 3);
     read_changed(tensors, "llama 3",
                  "{\"rope_scaling\": null, \"rope_parameters\": {\"rope_type\": \"llama3\", \"factor\": 2, "
                  "\"low_freq_factor\": 1, \"high_freq_factor\": 4}}",

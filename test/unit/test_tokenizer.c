@@ -805,6 +805,26 @@ static void text_that_is_not_json_is_refused_in_one_line(void **state) {
     assert_non_null(strstr(error.text, "test/tokenizer.json"));
 }
 
+// What would take too long is refused by its size alone.
+static void what_is_too_long_is_refused(void **state) {
+    (void)state;
+    Tokenizer tokenizer = open_reference();
+    TokenList list = {NULL, 0, 0};
+    Error error = {""};
+    size_t most = TOKENIZER_MOST_TEXT_BYTES;
+    assert_false(tokenizer_encode(&tokenizer, "", most + 1, false, &list, &error));
+    assert_non_null(strstr(error.text, "a text of 1073741825 bytes is too long to encode at once"));
+    assert_int_equal(list.count, 0);
+    tokenizer_close(&tokenizer);
+    char path[] = "/tmp/test_tokenizer.XXXXXX";
+    int file = mkstemp(path); // without any block on disk
+    assert_true(file >= 0 && ftruncate(file, (off_t)TOKENIZER_MOST_FILE_BYTES + 1) == 0);
+    assert_false(tokenizer_open(&tokenizer, path, &error));
+    assert_non_null(strstr(error.text, "is not a tokenizer.json: allowed is a file of at most 256 MiB"));
+    close(file);
+    unlink(path);
+}
+
 // The bytes of the reference file, to be damaged.
 static char *read_reference(size_t *size) {
     Error error;
@@ -903,6 +923,7 @@ int main(void) {
         cmocka_unit_test(damaged_files_are_refused_in_one_line),
         cmocka_unit_test(what_changes_nothing_is_accepted),
         cmocka_unit_test(text_that_is_not_json_is_refused_in_one_line),
+        cmocka_unit_test(what_is_too_long_is_refused),
         cmocka_unit_test(truncated_files_are_refused),
         cmocka_unit_test(random_damage_never_crashes),
     };

@@ -705,7 +705,7 @@ static inline int tokenizer_directory_length(const char *path) {
     struct stat status;
     const char *slash = strrchr(path, '/');
     if (stat(path, &status) == 0 && S_ISDIR(status.st_mode)) { return (int)strlen(path); }
-    return slash != NULL ? (int)(slash - path) : 0;
+    return slash == NULL ? 0 : slash == path ? 1 : (int)(slash - path);
 }
 
 // path: a tokenizer.json, or a directory with one. On failure there is nothing to close.

@@ -1333,28 +1333,34 @@ static void a_validation_that_was_not_finished_is_made_up_for(void **state) {
 
 // What the start says a checkpoint takes is what it takes, with what each worker keeps for itself.
 static void the_size_of_a_checkpoint_is_said(void **state) {
-    static const char *const rules[] = {"ddp", "acco", "co2", "diloco", "sparse-loco"};
+    static const char *const runs[] = {"--model tiny --optimizer ddp",
+                                       "--model tiny --optimizer acco",
+                                       "--model tiny --optimizer co2",
+                                       "--model tiny --optimizer diloco",
+                                       "--model tiny --optimizer sparse-loco",
+                                       "--model tiny --optimizer ddp --inner muon",
+                                       "--from size-0 --lora-rank 64 --optimizer ddp"}; // adapters alone
     Stage *stage = stage_with_ranks(state);
-    for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
+    for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
         char arguments[256], path[STAGE_PATH_SIZE], unit = ' ';
         double said = 0;
         snprintf(
             arguments, sizeof arguments,
-            "--model tiny --seq-len 16 --micro-batch 1 --tokens 1k --val-batches none --sample-tokens none "
-            "--threads 1 --optimizer %s --out size-%s",
-            rules[i], rules[i]);
+            "--seq-len 16 --micro-batch 1 --tokens 1k --val-batches none --sample-tokens none --threads 1 "
+            "--out size-%zu %s",
+            i, runs[i]);
         Outcome outcome = program_run(stage, 2, arguments);
         outcome_check(&outcome, 0, arguments);
         const char *line = strstr(outcome.output, "a checkpoint takes about ");
         assert_non_null(line);
         assert_int_equal(sscanf(line, "a checkpoint takes about %lf %c", &said, &unit), 2);
         assert_true(unit == 'M');
-        shell(stage, "du -sb size-%s/checkpoints/commit-* | tail -n 1 > size.txt", rules[i]);
+        shell(stage, "du -sb size-%zu/checkpoints/commit-* | tail -n 1 > size.txt", i);
         char *bytes = file_read(stage_path(stage, "size.txt", path));
         double takes = atof(bytes) / 1e6;
         free(bytes);
         if (!(fabs(said / takes - 1) < 0.15)) {
-            fail_msg("%s: %g MB are said, %g taken", rules[i], said, takes);
+            fail_msg("%s: %g MB are said, %g taken", runs[i], said, takes);
         }
     }
 }
@@ -2372,6 +2378,14 @@ static const Hostile hostile[] = {
     {"fragment", "5", "streaming-diloco"},
     {"fragment", "-1", "streaming-diloco"},
     {"applied_at", "[]", "streaming-diloco"},
+    {"applied_at", "[-1, 24]", "streaming-diloco"},
+    {"applied_at", "[24, 25]", "streaming-diloco"}, // it is of step 24
+    {"sequences", "0", "zero1"},
+    {"length", "-16", "zero1"},
+    {"turn", "[0]", "zero1"},
+    {"turn", "[1, 1]", "zero1"},
+    {"turn", "[1000001]", "zero1"},
+    {"optimizer", "\"sgd\"", "zero1"},
     {"job_in_flight", "true", NULL},
     {"workers", "[]", NULL},
     {"workers", "{}", NULL},
@@ -2421,6 +2435,64 @@ static void check_hostile(Stage *stage, const char *rule, const char *options) {
     }
     json_decref(good);
     assert_int_equal(faults, 0);
+}
+
+// What else would have rounded otherwise, or brought other data, is a remark.
+static void what_a_checkpoint_says_of_another_machine_is_remarked(void **state) {
+    static const struct {
+        const char *key, *value, *remark;
+    } cases[] = {
+        {"device", "\"cpu\"", "; exact\n"},
+        {"device", "\"cuda\"", "not exact: another kind of device rounds in another way\n"},
+        {"revision", "\"0123abc\"", "not exact: a program of another commit\n"},
+        {"revision", "null", "not exact: a program of another commit\n"},
+        {"rounding", "\"a pocket calculator\"",
+         "not exact: another processor or library rounds in another way (%s; before a pocket calculator)\n"},
+        {"product_processors", "9", "not exact: another share of the GPU for NCCL: matrix products may be "},
+        {"data", "\"the attic\"", "not exact: other data\n"},
+        {"data_changed", "true", "not exact: data changed while the run trained on them\n"}, // of worker 0
+    };
+    Stage *stage = stage_of(state);
+    save_one(stage, "--optimizer zero1");
+    json_t *good = manifest_read(stage, "SAVED");
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Hostile change = {cases[i].key, cases[i].value, NULL};
+        char arguments[256], remark[512];
+        json_t *workers = json_deep_copy(json_object_get(good, "workers")),
+               *first = json_array_get(workers, 0);
+        char *text = NULL;
+        if (json_object_get(first, change.key) != NULL) {
+            json_object_set_new(first, change.key, json_true());
+            change.key = "workers";
+            change.value = text = json_dumps(workers, 0);
+        }
+        write_hostile(stage, good, &change, true);
+        snprintf(remark, sizeof remark, cases[i].remark,
+                 json_string_value(json_object_get(good, "rounding")));
+        snprintf(arguments, sizeof arguments,
+                 "--config base.json --optimizer zero1 --out remarked-%zu --resume SAVED", i);
+        text_check(run_well(stage, arguments).output, remark, cases[i].value);
+        json_decref(workers);
+        free(text);
+    }
+    json_decref(good);
+}
+
+// Two hosts, each with a checkpoint of that name.
+static void ranks_with_another_checkpoint_are_refused(void **state) {
+    Stage *stage = stage_with_ranks(state);
+    Fleet *fleet = fleet_new(stage);
+    fleet_start(fleet, 2, "--optimizer zero1 --tokens 768 --save-every 6 --keep 9");
+    fleet_finish(fleet);
+    for (int rank = 0; rank < 2; rank++) {
+        shell(stage, "mkdir -p rank-%d && ln -sfn \"$PWD\"/%s rank-%d/saved && cp base.json rank-%d", rank,
+              step_path(&fleet->trainings[0], rank == 0 ? 12 : 6), rank, rank);
+    }
+    shell(stage,
+          "! $MPIRUN -np 2 " IN_DIRECTORY_OF_RANK "\"$TRAIN_GPT\" --config base.json --optimizer zero1 "
+          "--resume saved --out \"$PWD\"/others > others.out 2>&1");
+    shell(stage, "grep -q 'rank 1 on .*: saved is another checkpoint than on rank 0' others.out || "
+                 "! cat others.out");
 }
 
 static void hostile_manifests_are_refused(void **state) {
@@ -2548,6 +2620,8 @@ static const struct CMUnitTest tests[] = {
     CHECKPOINT_TEST(a_resumed_run_keeps_every_option),
     CHECKPOINT_TEST(the_fastest_format_is_chosen_once),
     CHECKPOINT_TEST(mistakes_are_refused),
+    CHECKPOINT_TEST(what_a_checkpoint_says_of_another_machine_is_remarked),
+    CHECKPOINT_TEST(ranks_with_another_checkpoint_are_refused),
     CHECKPOINT_TEST(hostile_manifests_are_refused),
 };
 

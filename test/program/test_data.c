@@ -71,7 +71,9 @@ static void binary_bytes_are_counted(void **state) {
     for (int i = 0; i < SIZE; i += 250) { bytes[i] = 0xE9; } // a trace of Latin-1
     expect_text(bytes, SIZE, NULL);
     for (int i = 0; i < SIZE; i += 100) { bytes[i] = 0xE9; }
-    expect_text(bytes, SIZE, "is not text in UTF-8");
+    expect_text(bytes, SIZE, "is not text in UTF-8: 12583 of its first 1048576 bytes are not, or are zero");
+    memset(bytes, 0, 5);
+    expect_text(bytes, SIZE, "is not text in UTF-8: 12587 of its first 1048576 bytes are not, or are zero");
     memset(bytes, 'a', SIZE);
     for (int i = 0; i + 1 < SIZE; i += 100) { memcpy(bytes + i, "\xC3\xA9", 2); }
     expect_text(bytes, SIZE, NULL);
@@ -80,6 +82,10 @@ static void binary_bytes_are_counted(void **state) {
     for (int i = 2; i < SIZE; i += 300) { bytes[i] = 0; }
     expect_text(bytes, SIZE, "is not text");
     expect_text("\xE9\xE8", 2, NULL); // too short to say
+    expect_text("\xE9\xE8\xE9\xE8", 4, NULL);
+    expect_text("\xE9\xE8\xE9\xE8\xE9", 5, "5 of its first 5 bytes");
+    expect_text("\0\0\0\0", 4, NULL);
+    expect_text("\0\0\0\0\0", 5, "5 of its first 5 bytes");
     expect_text("\0\0\0\0\0\0\0\0\0\0\0\0", 12, ".bin");
     free(bytes);
 }

@@ -169,7 +169,8 @@ static const struct {
      "{\"model_type\": \"gpt2\", \"n_layer\": 2, \"n_embd\": 64, \"n_head\": 4, \"n_inner\": 100, "
      "\"n_positions\": 64, \"vocab_size\": 408, \"layer_norm_epsilon\": 1e-6}",
      "{\"general.architecture\": \"gpt2\", \"gpt2.context_length\": 64, \"gpt2.embedding_length\": 64, "
-     "\"gpt2.block_count\": 2, \"gpt2.feed_forward_length\": 100, \"gpt2.attention.head_count\": 4}",
+     "\"gpt2.block_count\": 2, \"gpt2.feed_forward_length\": 100, \"gpt2.attention.head_count\": 4, "
+     "\"gpt2.attention.layer_norm_epsilon\": 1e-6}",
      false},
     {"llama",
      "{\"model_type\": \"llama\", " SIZES ", \"num_key_value_heads\": 2, \"head_dim\": 24, "
@@ -179,7 +180,8 @@ static const struct {
      "\"llama.attention.head_count_kv\": 2, \"llama.attention.key_length\": 24, "
      "\"llama.attention.value_length\": 24, \"llama.rope.dimension_count\": 24, \"llama.rope.freq_base\": "
      "5e5, "
-     "\"llama.feed_forward_length\": 96, \"llama.vocab_size\": 408}",
+     "\"llama.feed_forward_length\": 96, \"llama.vocab_size\": 408, \"llama.block_count\": 2, "
+     "\"llama.embedding_length\": 64, \"llama.attention.layer_norm_rms_epsilon\": 1e-5}",
      true},
     {"mistral",
      "{\"model_type\": \"mistral\", " SIZES ", \"sliding_window\": 48, \"num_key_value_heads\": 1, "
@@ -433,6 +435,19 @@ static void write_tokenizer(const Stage *stage, const char *directory, json_t *r
     assert_int_equal(json_dump_file(root, stage_path(stage, name, path), 0), 0);
 }
 
+// Rows without a token have names of their own, as the format wants.
+static size_t count_unused(const json_t *tokens, const json_t *kinds) {
+    size_t count = 0;
+    for (size_t i = 0; i < 408; i++) {
+        char unused[32];
+        if (json_integer_value(json_array_get(kinds, i)) != 5) { continue; }
+        snprintf(unused, sizeof unused, "[UNUSED_ROW_%zu]", i);
+        assert_string_equal(json_string_value(json_array_get(tokens, i)), unused);
+        count++;
+    }
+    return count;
+}
+
 static void check_tokens(const ReadGguf *gguf, const json_t *root, bool characters) {
     const json_t *tokens = json_object_get(gguf->keys, "tokenizer.ggml.tokens"),
                  *kinds = json_object_get(gguf->keys, "tokenizer.ggml.token_type"),
@@ -463,7 +478,7 @@ static void check_tokens(const ReadGguf *gguf, const json_t *root, bool characte
         if (kind != 2) { assert_int_equal(kind, json_is_true(json_object_get(id, "special")) ? 3 : 4); }
         named += json_object_get(vocabulary, json_string_value(json_object_get(id, "content"))) == NULL;
     }
-    for (i = 0; i < 408; i++) { named += json_integer_value(json_array_get(kinds, i)) == 5; }
+    named += count_unused(tokens, kinds);
     assert_int_equal(named, 408); // the rest are rows without a token
     assert_true(characters ? merges == NULL : json_array_size(merges) == json_array_size(given));
     assert_true((scores != NULL) == characters);
@@ -499,11 +514,13 @@ static void tokenizers_of_each_kind_are_written(void **state) {
                  {"qwen2", "gpt2", "qwen2"},
                  {"prepend", "llama", "default"},
                  {"never", "llama", "default"},
-                 {"digits", NULL, "in a way whose name in llama.cpp is not known here"}};
+                 {"digits", NULL, "in a way whose name in llama.cpp is not known here"},
+                 {"llama3", NULL, "in a way whose name in llama.cpp is not known here"}}; // it merges
     Stage *stage = stage_of(state);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         json_t *root = reference_tokenizer(stage, cases[i].kind);
         bool characters = cases[i].model != NULL && strcmp(cases[i].model, "llama") == 0;
+        if (cases[i].model == NULL) { json_object_del(json_object_get(root, "model"), "ignore_merges"); }
         if (characters) { // in the vocabulary, and added
             json_object_set_new(json_object_get(root, "model"), "unk_token", json_string("<|endoftext|>"));
         }
@@ -601,6 +618,23 @@ static void a_chat_becomes_a_modelfile(void **state) {
     free(text);
 }
 
+// Where nothing else is said to end a text, what ends an answer does, and begins one.
+static void an_end_of_answers_may_end_texts(void **state) {
+    static const char *const keys[] = {"tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id",
+                                       "tokenizer.ggml.eot_token_id"};
+    Stage *stage = stage_of(state);
+    ReadGguf gguf;
+    shell(stage, "cp -r qwen3 ended && rm ended/checksums.json && sed -i 's/endoftext/endless/g' "
+                 "ended/tokenizer.json && sed -i 's/\"eos_token_id\": *[0-9][0-9]*/\"eos_token_id\": null/' "
+                 "ended/config.json");
+    run_well(stage, "export --from %s --to %s.gguf", "ended");
+    read_gguf(stage, "ended.gguf", &gguf);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(json_integer_value(json_object_get(gguf.keys, keys[i])), 400);
+    }
+    close_gguf(&gguf);
+}
+
 // Adapters with more elements than any matrix of their model, as a GGUF of their own and merged.
 static void adapters_stay_apart_or_are_merged(void **state) {
     Stage *stage = stage_of(state);
@@ -691,6 +725,7 @@ static const struct {
     {"export --from qwen3 --to there --system x", "--type and --system are for a GGUF"},
     {"export --from qwen3 --to there --tokenizer nowhere", "cannot read nowhere"},
     {"export --from silent --to a.gguf --system x", "whose chat takes a system text"},
+    {"export --from untruncated --to a.gguf", "knows no qwen2 with positions whose truncate is false"},
     {"export --from wide --to a.gguf", "whose heads together are not as wide as hidden_size"},
     {"export --from endless --to a.gguf", "endless/tokenizer.json has no token <|endoftext|>"},
     {"export --from qwen3 --to a.gguf --lr 1", "--lr has no effect on train_gpt export"},
@@ -719,6 +754,10 @@ static void write_refused(const Stage *stage) {
         {"scaled",
          "{\"model_type\": \"qwen2\", " SIZES ", \"num_key_value_heads\": 4, " SCALED(
              "llama3", ", \"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0" TRAINED_FOR("32")) "}",
+         0},
+        {"untruncated",
+         "{\"model_type\": \"qwen2\", " SIZES
+         ", \"num_key_value_heads\": 4, " SCALED("yarn", TRAINED_FOR("16") ", \"truncate\": false") "}",
          0},
         {"wide", "{\"model_type\": \"qwen2\", " SIZES ", \"num_key_value_heads\": 4, \"head_dim\": 32}", 0},
         {"huge", "{\"model_type\": \"qwen3\", " SIZES ", \"num_key_value_heads\": 4}", 1e9f},
@@ -792,6 +831,7 @@ int main(void) {
         EXPORT_TEST(factors_are_those_of_the_positions),
         EXPORT_TEST(tokenizers_of_each_kind_are_written),
         EXPORT_TEST(a_chat_becomes_a_modelfile),
+        EXPORT_TEST(an_end_of_answers_may_end_texts),
         EXPORT_TEST(adapters_stay_apart_or_are_merged),
         EXPORT_TEST(what_cannot_be_exported_is_refused),
         EXPORT_TEST(a_full_disk_loses_nothing),

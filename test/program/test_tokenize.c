@@ -21,13 +21,16 @@ typedef struct Sample {
     bool held_out;
 } Sample;
 
-// front: the token in front of a text, as if the file had it; -1: none, as it is.
+// front: the token in front of a text, as if the file had it; -1: none, as it is. No token stands
+// for '#', as if the file had none.
 static Tokenizer open_tokenizer_with(int32_t front) {
     Tokenizer tokenizer;
     Error error;
     if (!tokenizer_open(&tokenizer, "test/reference/tokenizer.json", &error)) { fail_msg("%s", error.text); }
     assert_int_equal(tokenizer.begin, -1);
     tokenizer.begin = front;
+    tokenizer.byte_ids['#'] = -1;
+    tokenizer.lacks_bytes = true;
     return tokenizer;
 }
 
@@ -366,7 +369,8 @@ static void the_token_in_front_may_be_written(void **state) {
 
 // In a text, too, a document that is the token in front alone is empty, as one without text is.
 static void the_token_in_front_alone_is_no_document(void **state) {
-    static const char bytes[] = "<|end|>\n<|endoftext|>\n\n<|endoftext|>\nthe";
+    // Line ends behind the last document are none.
+    static const char bytes[] = "<|end|>\n<|endoftext|>\n\n<|endoftext|>\nthe\n<|endoftext|>\n\r\n\n";
     const Text text = {(const uint8_t *)bytes, sizeof bytes - 1};
     char path[STAGE_PATH_SIZE];
     Error error;
@@ -381,21 +385,67 @@ static void the_token_in_front_alone_is_no_document(void **state) {
 }
 
 // What is counted of a document in parts is of all its parts, once: here bytes that are no UTF-8,
-// and the text of a special token, in one of them.
+// bytes without a token, and the text of a special token, in one of them.
 static void parts_are_counted_as_one_document(void **state) {
-    static const char *const lines[] = {
-        "{\"text\": \"caf\\u00ff\", \"bytes\": true, \"more\": true}\n{\"text\": \" and\"}\n",
-        "{\"text\": \"and \", \"more\": true}\n{\"text\": \"caf\\u00ff\", \"bytes\": true}\n",
-        "{\"text\": \"<|end|> and\", \"more\": true}\n{\"text\": \" so\"}\n{\"text\": \"on\"}\n"};
+    static const struct {
+        const char *lines;
+        size_t odd, lossy, spelling;
+    } cases[] = {
+        {"{\"text\": \"caf\\u00ff\", \"bytes\": true, \"more\": true}\n{\"text\": \" and\"}\n", 1, 0, 0},
+        {"{\"text\": \"and \", \"more\": true}\n{\"text\": \"caf\\u00ff\", \"bytes\": true}\n", 1, 0, 0},
+        {"{\"text\": \"<|end|> and\", \"more\": true}\n{\"text\": \" so\"}\n{\"text\": \"on\"}\n", 0, 0, 1},
+        {"{\"text\": \"<|endoftext|> <|end|>\"}\n{\"text\": \"a <|end|>\"}\n", 0, 0, 2},
+        {"{\"text\": \"[note] te]!\"}\n", 0, 0, 0}, // tokens, but not special ones
+        {"{\"text\": \"no. #\", \"more\": true}\n{\"text\": \"1\"}\n{\"text\": \"a\"}\n", 0, 1, 0},
+        {"{\"text\": \"no. \", \"more\": true}\n{\"text\": \"#1\"}\n{\"text\": \"#2\"}\n", 0, 2, 0},
+        {"{\"text\": \"a\", \"prompt\": \"# 1\"}\n", 0, 1, 0},
+        {"{\"text\": \"# 1\", \"learn\": [[1, 3]]}\n{\"text\": \"1\", \"learn\": [[0, 1]]}\n", 0, 1, 0}};
     const Stage *stage = stage_of(state);
     char prefix[STAGE_PATH_SIZE];
     Error error;
-    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
-        stage_write(stage, "counted.jsonl", lines[i]);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        stage_write(stage, "counted.jsonl", cases[i].lines);
         TokenShards made = {.name = stage_path(stage, "counted", prefix), .most_tokens = MOST};
         if (!run_lines(stage, "counted.jsonl", 1, &made, &error)) { fail_msg("%s", error.text); }
-        assert_int_equal(made.odd, i < 2);
-        assert_int_equal(made.spelling, i == 2);
+        bool same =
+            made.odd == cases[i].odd && made.lossy == cases[i].lossy && made.spelling == cases[i].spelling;
+        if (!same) { fail_msg("%zu, %zu, %zu: %s", made.odd, made.lossy, made.spelling, cases[i].lines); }
+        assert_int_equal(made.spelled != NULL, made.spelling > 0); // one of them is shown
+    }
+}
+
+// What is printed of these counts, of one document and of several.
+static void what_was_left_out_is_told(void **state) {
+    static const char *const told[] = {
+        "", // nothing was
+        "- 1 document was left out, because nothing of it would have been predicted\n"
+        "- 1 document was left out, because it is empty\n"
+        "- 1 document had bytes that are not UTF-8: each of these is a token\n"
+        "- 1 document had bytes for which the tokenizer has no token: these are left out\n"
+        "- 1 document holds special tokens as text, such as <|end|>: they are learned in letters\n",
+        "- 2 documents were left out, because nothing of them would have been predicted\n"
+        "- 3 documents were left out, because they are empty\n"
+        "- 4 documents had bytes that are not UTF-8: each of these is a token\n"
+        "- 5 documents had bytes for which the tokenizer has no token: these are left out\n"
+        "- 6 documents hold special tokens as text, such as <|end|>: they are learned in letters\n"};
+    const TokenShards shards[] = {
+        {.documents = 7},
+        {.left_out = 1, .empty = 1, .odd = 1, .lossy = 1, .spelling = 1, .spelled = "<|end|>"},
+        {.left_out = 2, .empty = 3, .odd = 4, .lossy = 5, .spelling = 6, .spelled = "<|end|>"}};
+    char path[STAGE_PATH_SIZE];
+    stage_path(stage_of(state), "told.txt", path);
+    for (int i = 0; i < 3; i++) {
+        fflush(stdout);
+        int kept = dup(STDOUT_FILENO), file = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0666);
+        dup2(file, STDOUT_FILENO);
+        token_shards_tell(&shards[i], "- ");
+        fflush(stdout);
+        dup2(kept, STDOUT_FILENO);
+        close(kept);
+        close(file);
+        char *text = file_read(path);
+        assert_string_equal(text, told[i]);
+        free(text);
     }
 }
 
@@ -683,6 +733,7 @@ int main(void) {
         TOKENIZE_TEST(the_token_in_front_may_be_written),
         TOKENIZE_TEST(the_token_in_front_alone_is_no_document),
         TOKENIZE_TEST(parts_are_counted_as_one_document),
+        TOKENIZE_TEST(what_was_left_out_is_told),
         TOKENIZE_TEST(a_chat_that_learns_its_first_token_alone_is_left_out),
         TOKENIZE_TEST(lines_are_whole),
         TOKENIZE_TEST(parts_of_a_chat_are_predicted),

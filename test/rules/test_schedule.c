@@ -665,6 +665,60 @@ static void a_bucket_has_the_bytes_that_were_asked_for(void **state) {
     free(s);
 }
 
+// Which micro-batches leave a job its processors of a GPU: those that overlap it, as was measured;
+// of a job that follows the backward pass the last one, and the first where it still gathers.
+static void micro_batches_beside_a_job_are_known(void **state) {
+    (void)state;
+    static const struct {
+        bool in_flight, follows, replicated;
+        JobKind kind;
+        int begun, measured[2];
+        bool beside; // of three micro-batches
+    } cases[] = {
+        {false, false, false, COMMIT, 1, {0, 0}, false}, {true, false, false, COMMIT, 3, {0, 0}, true},
+        {true, false, false, COMMIT, 2, {2, 1}, true},   {true, false, false, COMMIT, 3, {2, 1}, false},
+        {true, false, false, ESTIMATE, 1, {2, 1}, true}, {true, false, false, ESTIMATE, 2, {2, 1}, false},
+        {false, true, false, COMMIT, 3, {0, 0}, false},  {true, true, false, COMMIT, 3, {2, 1}, true},
+        {true, true, false, COMMIT, 2, {2, 1}, false},   {true, true, false, COMMIT, 1, {0, 0}, true},
+        {true, true, true, COMMIT, 1, {0, 0}, false},    {true, true, true, COMMIT, 3, {0, 0}, true},
+    };
+    Scheduler *s = (Scheduler *)calloc(1, sizeof *s);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        s->settings.replicated = cases[i].replicated;
+        s->settings.device.beside[0] = cases[i].measured[0];
+        s->settings.device.beside[1] = cases[i].measured[1];
+        s->job_in_flight = cases[i].in_flight;
+        s->job.follows = cases[i].follows;
+        s->job.kind = cases[i].kind;
+        s->round_begun = cases[i].begun;
+        s->round_count = 3;
+        if (scheduler_is_beside(s) != cases[i].beside) { fail_msg("case %zu", i); }
+    }
+    free(s);
+}
+
+// A rank's writer may have ended before those of others.
+static void wishes_are_agreed_on_by_one_rank_or_by_all(void **state) {
+    (void)state;
+    Transport transport = {.size = 3};
+    Scheduler *s = (Scheduler *)calloc(1, sizeof *s);
+    s->transport = &transport;
+    s->job.kind = ESTIMATE;
+    for (int ranks = 0; ranks <= 3; ranks++) {
+        memset(&s->wishes, 0, sizeof s->wishes);
+        memset(&s->job.total, 0, sizeof s->job.total);
+        s->job.total.stops = ranks;
+        scheduler_account_job(s);
+        assert_true(s->wishes.stop_agreed == (ranks > 0) && !s->wishes.save_agreed);
+        s->job.total.saves = s->job.total.ended = ranks;
+        s->job.total.stops = 0;
+        scheduler_account_job(s);
+        assert_true(s->wishes.stop_agreed == (ranks > 0)); // a wish stays
+        assert_true(s->wishes.save_agreed == (ranks > 0) && s->wishes.all_writers_done == (ranks == 3));
+    }
+    free(s);
+}
+
 // ---- Waiting --------------------------------------------------------------------------
 
 static void *move_for_a_while(void *scheduler) {
@@ -722,6 +776,8 @@ int main(void) {
         cmocka_unit_test(a_value_that_is_not_finite_stops_every_rank_and_is_named),
         cmocka_unit_test(a_sum_that_overflows_stops_every_rank),
         cmocka_unit_test(a_bucket_has_the_bytes_that_were_asked_for),
+        cmocka_unit_test(micro_batches_beside_a_job_are_known),
+        cmocka_unit_test(wishes_are_agreed_on_by_one_rank_or_by_all),
         cmocka_unit_test(a_program_in_which_nothing_moves_ends),
     };
     return run_rules_tests(tests, sizeof tests / sizeof tests[0]);

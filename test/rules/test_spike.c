@@ -48,6 +48,22 @@ static void the_last_element_that_is_not_finite_is_found(void **state) {
     free(values);
 }
 
+// A job looks at its buckets from the last to the first: what it found first stays, and all are
+// summed.
+static void the_last_of_all_buckets_is_named(void **state) {
+    (void)state;
+    float values[30] = {0};
+    Stream stream = {.name = "a test"};
+    Job job = {.bad_element = 0};
+    values[3] = values[15] = values[17] = NAN;
+    job_note_own(&job, 2.5, values, 20, 30, &stream);
+    assert_true(job.bad_element == 0 && job.sent_square == 2.5);
+    job_note_own(&job, NAN, values, 10, 20, &stream);
+    assert_true(job.bad_element == 18);
+    job_note_own(&job, NAN, values, 0, 10, &stream);
+    assert_true(job.bad_element == 18 && isnan(job.sent_square));
+}
+
 // ---- The detector ---------------------------------------------------------------------
 
 static void a_detector_finds_what_is_far_above_the_usual(void **state) {
@@ -397,6 +413,7 @@ static void a_rollback_forgets_what_was_under_way(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_last_element_that_is_not_finite_is_found),
+        cmocka_unit_test(the_last_of_all_buckets_is_named),
         cmocka_unit_test(a_detector_finds_what_is_far_above_the_usual),
         cmocka_unit_test(a_detector_lets_all_pass_without_a_limit_or_while_it_warms_up),
         cmocka_unit_test(a_detector_judges_after_twenty_commits),

@@ -351,13 +351,22 @@ static void test_llmc_files(void **state) {
             assert_int_equal(tokens[0], 12 * s);
             assert_int_equal(targets[11], 12 * s + 12);
         }
+        char text[400];
+        data_loader_describe(&loader, text, sizeof text);
+        assert_non_null(strstr(text, i == 0
+                                         ? ": 1 file, uint16 ids, 25 tokens, 2 windows of 13 to train on"
+                                         : ": 1 file, uint32 ids, 25 tokens, 2 windows of 13 to train on"));
         data_loader_close(&loader);
         expect_refusal(path, 12, 24, "token 24 at position 24 is beyond the model's vocabulary of 24");
+        char words[64];
+        snprintf(words, sizeof words, "promises 26 tokens of %d bytes, and %d bytes follow", 2 + 2 * i,
+                 25 * (2 + 2 * i));
         expect_refusal(write_llmc(scratch, "cut.bin", magic[i], version[i], 26, 25, 2 + 2 * i), 12, 25,
-                       "promises 26 tokens");
+                       words);
         expect_refusal(write_llmc(scratch, "cut.bin", magic[i], version[i], -1, 25, 2 + 2 * i), 12, 25,
                        "promises -1 tokens");
-        expect_refusal(write_llmc(scratch, "old.bin", magic[i], 3, 25, 25, 2 + 2 * i), 12, 25, "version 3");
+        snprintf(words, sizeof words, "in version 3, but only version %d can be read", version[i]);
+        expect_refusal(write_llmc(scratch, "old.bin", magic[i], 3, 25, 25, 2 + 2 * i), 12, 25, words);
         int32_t part[10] = {magic[i], version[i]};
         expect_refusal(write_file(scratch, "short.bin", part, sizeof part), 12, 25, "promises 0 tokens of");
     }
@@ -391,7 +400,8 @@ static void test_many_files_in_order_of_name(void **state) {
         }
         char text[400];
         data_loader_describe(&loader, text, sizeof text);
-        assert_non_null(strstr(text, "4 files, uint16 ids, 26 tokens, 4 windows of 5"));
+        assert_non_null(
+            strstr(text, "4 files, uint16 ids, 26 tokens, 4 windows of 5 to train on, 0 held out"));
         data_loader_close(&loader);
     }
     expect_refusal(scratch_path(scratch, "parts/*"), 4, 1000, "cannot be mixed");
@@ -444,9 +454,15 @@ static void test_bad_paths_and_files(void **state) {
     snprintf(directory, sizeof directory, "%s/pipe", scratch->directory);
     assert_int_equal(mkfifo(directory, 0600), 0);
     expect_refusal(directory, 8, 256, "is not a regular file");
+    assert_int_equal(symlink("loop", scratch_path(scratch, "loop")), 0); // cannot be opened
+    expect_refusal(scratch_path(scratch, "loop/*.bin"), 8, 256, "cannot look for data in");
     expect_refusal(write_file(scratch, "none.txt", "", 0), 8, 256, "is empty");
     expect_refusal(write_file(scratch, "none.bin", "", 0), 8, 256, "is empty");
-    expect_refusal(write_file(scratch, "odd.bin", "abcde", 5), 8, 65536, "odd");
+    expect_refusal(write_file(scratch, "odd.bin", "abcde", 5), 8, 65536, "has 5 bytes, an odd number");
+    static const uint16_t few[8] = {7, 0, 8, 0, 9, 0, 7, 0}; // too few to say that they are wider
+    DataLoader loader;
+    open_or_fail(&loader, write_file(scratch, "few.bin", few, sizeof few), 3, 100, false);
+    data_loader_close(&loader);
 }
 
 static void test_too_little_data(void **state) {
@@ -457,6 +473,8 @@ static void test_too_little_data(void **state) {
                    "of its 8 tokens training with a validation takes 17 at least");
     open_or_fail(&loader, scratch->path, 3, 100, true); // two windows, one for validation
     data_loader_close(&loader);
+    assert_false(try_open(&loader, scratch->path, 8, 100, false, &error));
+    assert_non_null(strstr(error.text, "of its 8 tokens a window takes 9 at least, in one file"));
     expect_refusal(scratch->path, 4, 100, "takes 9 at least, in one file: lower --seq-len");
     expect_refusal(write_ids(scratch, "one.bin", 1, 0, 100), 1, 100, "takes 3 at least");
 
@@ -466,9 +484,56 @@ static void test_too_little_data(void **state) {
     assert_false(data_loader_require(&loader, 4, 5, &error));
     assert_non_null(strstr(error.text, "holds 19 windows of 65 tokens to train on, but 4 ranks x "
                                        "--micro-batch 5 need 20: lower --micro-batch or --seq-len, "));
+    assert_false(data_loader_require(&loader, 2, 10, &error));
+    assert_non_null(strstr(error.text, "--seq-len, start fewer ranks, or give more data"));
+    assert_false(data_loader_require(&loader, 1, 20, &error));
+    assert_non_null(strstr(error.text, "1 rank x --micro-batch 20 need 20: "));
+    assert_non_null(strstr(error.text, "--seq-len, or give more data"));
+    char text[400];
+    data_loader_describe(&loader, text, sizeof text);
+    assert_non_null(strstr(text, ", 19 windows of 65 to train on, 1 held out"));
     assert_false(data_loader_require(&loader, 2000000000, 2000000000, &error));
     assert_non_null(strstr(error.text, "need 4000000000000000000: "));
     data_loader_close(&loader);
+}
+
+// Three windows of 4 tokens, of which few tokens are predicted: the first token of a window is only
+// its input. With a validation the last window is held out.
+static void test_masks_leave_something(void **state) {
+    Scratch *scratch = (Scratch *)*state;
+    enum { T = 4, COUNT = 3 * T + 1 };
+    static const struct {
+        size_t predicted[2];
+        bool hold_out;
+        const char *words; // NULL: it is opened
+    } cases[] = {{{0, 0}, false, "masks leave out all that could be predicted in its 3 windows of 5 tokens"},
+                 {{4, 4}, false, NULL},
+                 {{12, 12}, false, NULL},
+                 {{4, 4}, true, "in its 1 window of 5 tokens for validation, the last ones: give --val-data"},
+                 {{0, 8}, true, "in its 1 window of 5 tokens for validation"},
+                 {{0, 12}, true, "in its 2 windows of 5 tokens"},
+                 {{8, 9}, true, NULL},
+                 {{4, 12}, true, NULL}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        DataLoader loader;
+        TokenWriter writer;
+        Tokenizer tokenizer = {.vocabulary = 100, .end = 0};
+        Error error = {""};
+        const char *path = scratch_path(scratch, "masked.bin");
+        assert_true(token_writer_begin(&writer, path, &tokenizer, 0, &error));
+        for (size_t place = 0; place < COUNT; place++) {
+            bool counts = place == cases[i].predicted[0] || place == cases[i].predicted[1];
+            int32_t id = counts ? 7 : ~7;
+            assert_true(token_writer_add(&writer, &id, 1, &error));
+        }
+        assert_true(token_writer_end(&writer, &error));
+        bool good = try_open(&loader, path, T, 100, cases[i].hold_out, &error);
+        if (good != (cases[i].words == NULL)) { fail_msg("case %zu: '%s'", i, error.text); }
+        if (good) { data_loader_close(&loader); }
+        if (good) { continue; }
+        assert_non_null(strstr(error.text, cases[i].words));
+        assert_int_equal(strstr(error.text, "validation") != NULL, strstr(cases[i].words, "valid") != NULL);
+    }
 }
 
 // Tokens that were not checked at open are checked when a batch uses them. To get there,
@@ -668,6 +733,37 @@ static void test_two_sources_take_turns_as_defined(void **state) {
     }
 }
 
+// Sources of several files, in the order of the list: names of another source may come first.
+static void test_sources_may_have_several_files(void **state) {
+    Scratch *scratch = (Scratch *)*state;
+    enum { T = 4, VOCABULARY = 4000 };
+    static const char *const files[] = {"z-many/1.bin", "z-many/2.bin", "z-many/3.bin", "a-few/1.bin",
+                                        "a-few/2.bin"};
+    static const int windows[] = {3, 5, 2, 4, 6};
+    DataLoader loader;
+    char list[400];
+    int32_t tokens[T], targets[T];
+    double perfect;
+    assert_int_equal(mkdir(scratch_path(scratch, "z-many"), 0700), 0);
+    assert_int_equal(mkdir(scratch_path(scratch, "a-few"), 0700), 0);
+    for (int i = 0; i < 5; i++) { write_ids(scratch, files[i], windows[i] * T + 1, 100 * i, VOCABULARY); }
+    snprintf(list, sizeof list, "%s/z-many/*.bin:1,%s/a-few:1", scratch->directory, scratch->directory);
+    open_or_fail(&loader, list, T, VOCABULARY, false);
+    assert_int_equal(loader.source_count, 2);
+    for (int source = 0; source < 2; source++) {
+        assert_int_equal(loader.sources[source].training_windows, 10);
+        assert_int_equal(loader.sources[source].file_count, source == 0 ? 3 : 2);
+    }
+    uint64_t sample = 0;
+    for (int i = 0; i < 5; i++) {
+        for (int window = 0; window < windows[i]; window++) {
+            fill(&loader, true, sample++, 1, tokens, targets, &perfect);
+            assert_int_equal(tokens[0], 100 * i + window * T);
+        }
+    }
+    data_loader_close(&loader);
+}
+
 // Each source is read as it would be alone, with a seed of its own, and its last windows are
 // held out; validation visits them source by source.
 static void test_a_source_is_read_as_if_alone(void **state) {
@@ -842,6 +938,14 @@ static void touch(Scratch *s) {
 }
 static void rewrite(Scratch *s) { write_letters(s, "change.txt", CHANGED_SIZE, SIZE_MAX); }
 static void change_begin(Scratch *s) { write_letters(s, "change.txt", CHANGED_SIZE, 0); }
+// The samples are spread evenly: no sixteenth of a file is without one.
+static void change_middle(Scratch *s) {
+    FILE *file = fopen(scratch_path(s, "change.txt"), "r+");
+    assert_non_null(file);
+    assert_int_equal(fseek(file, CHANGED_SIZE / 2, SEEK_SET), 0);
+    for (int i = 0; i < CHANGED_SIZE / 16; i++) { fputc('!', file); }
+    assert_int_equal(fclose(file), 0);
+}
 static void change_end(Scratch *s) { write_letters(s, "change.txt", CHANGED_SIZE, CHANGED_SIZE - 1); }
 static void append(Scratch *s) { write_letters(s, "change.txt", CHANGED_SIZE + 1, SIZE_MAX); }
 static void cut(Scratch *s) { assert_int_equal(truncate(scratch_path(s, "change.txt"), 5000), 0); }
@@ -864,6 +968,7 @@ static void test_changes_of_files_are_seen(void **state) {
         {rewrite, "written again", DATA_SAME, false, true},
         {change_begin, "another first byte", DATA_CHANGED, false, false},
         {change_end, "another last byte", DATA_CHANGED, false, false},
+        {change_middle, "another middle", DATA_CHANGED, false, false},
         {append, "one byte more", DATA_CHANGED, false, false},
         {cut, "cut", DATA_CHANGED, true, false},
         {empty, "emptied", DATA_CHANGED, true, false},
@@ -993,6 +1098,7 @@ int main(void) {
         cmocka_unit_test(test_hold_out),
         cmocka_unit_test(test_bad_paths_and_files),
         cmocka_unit_test(test_too_little_data),
+        cmocka_unit_test(test_masks_leave_something),
         cmocka_unit_test(test_bad_token_at_fill),
         cmocka_unit_test(test_scan_finds_the_position),
         cmocka_unit_test(test_random_bytes_never_crash),
@@ -1001,6 +1107,7 @@ int main(void) {
         cmocka_unit_test(test_weights_are_part_of_the_identity),
         cmocka_unit_test(test_shares_follow_the_weights),
         cmocka_unit_test(test_two_sources_take_turns_as_defined),
+        cmocka_unit_test(test_sources_may_have_several_files),
         cmocka_unit_test(test_a_source_is_read_as_if_alone),
         cmocka_unit_test(test_three_ranks_go_on_where_two_were),
         cmocka_unit_test(test_unequal_ranks_number_everything_once),

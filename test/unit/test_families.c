@@ -616,6 +616,29 @@ static void a_written_configuration_is_the_same(void **state) {
     }
 }
 
+// Messages and logs name a model by its path, or by the end of a long one.
+static void a_model_has_the_end_of_its_path_as_its_name(void **state) {
+    (void)state;
+    static const size_t lengths[] = {30, 61, 62, 63, 64, 65, 100};
+    json_t *root = json_pack("{s:s, s:i, s:i, s:i, s:i, s:i, s:i}", "model_type", "llama", "hidden_size", 8,
+                             "num_attention_heads", 2, "num_hidden_layers", 1, "intermediate_size", 10,
+                             "vocab_size", 20, "max_position_embeddings", 9);
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        char path[128] = "/tmp/test_families.";
+        ModelConfig config;
+        Error error;
+        size_t kept = sizeof config.name - 1;
+        while (strlen(path) < lengths[i]) {
+            strcat(path, (const char[]){(char)('a' + strlen(path) % 26), '\0'});
+        }
+        assert_int_equal(json_dump_file(root, path, 0), 0);
+        if (!model_config_load(path, &config, &error)) { fail_msg("%s", error.text); }
+        assert_string_equal(config.name, path + (lengths[i] > kept ? lengths[i] - kept : 0));
+        unlink(path);
+    }
+    json_decref(root);
+}
+
 // Reads the config.json of a case with other values for the keys of `change`.
 static void read_changed(const Tensors *tensors, const char *of, const char *change, ModelConfig *config,
                          Error *error) {
@@ -643,6 +666,10 @@ static const struct {
     {"llama 3", "{\"partial_rotary_factor\": 0.5}", "\"partial_rotary_factor\" must be 1"},
     {"llama 3", "{\"rope_scaling\": {\"type\": \"longrope\"}}",
      "\"rope_scaling\": \"rope_type\" is \"longrope\""},
+    {"llama 3", "{\"rope_scaling\": null, \"rope_parameters\": {\"type\": \"longrope\"}}",
+     "\"rope_parameters\": \"rope_type\" is \"longrope\""},
+    {"llama 3", "{\"rope_scaling\": {}, \"rope_parameters\": {\"rope_type\": 7}}",
+     "\"rope_parameters\": \"rope_type\" is \"\" and must be"},
     {"llama 3", "{\"rope_parameters\": {\"rope_type\": \"mrope\"}}",
      "\"rope_parameters\": \"rope_type\" is \"mrope\""},
     {"llama 3", "{\"rope_parameters\": {\"rope_type\": \"linear\"}}", "\"factor\""},
@@ -675,6 +702,11 @@ static const struct {
      "\"layer_types\""},
     {"llama 3", "{\"pretraining_tp\": 2, \"rope_interleaved\": false, \"rope_scaling\": null}", NULL},
     {"llama 3", "{\"quantization_config\": null, \"sliding_window\": 5}", NULL},
+    {"llama 3", "{\"partial_rotary_factor\": null, \"text_config\": false, \"hidden_act\": \"silu\"}", NULL},
+    {"llama 3", "{\"partial_rotary_factor\": 1.0, \"rms_norm_eps\": 0.1}", NULL},
+    {"llama 3", "{\"rms_norm_eps\": 0}", "\"rms_norm_eps\" must be a number above 0, at most 0.1"},
+    {"llama 3", "{\"rms_norm_eps\": 0.11}", "\"rms_norm_eps\" must be a number above 0, at most 0.1"},
+    {"llama 3", "{\"rms_norm_eps\": 1e-60}", "\"rms_norm_eps\" must be a number above 0"}, // 0 as a float
     {"mistral window", "{\"hidden_size\": 34, \"head_dim\": 8}", NULL},
 };
 
@@ -723,11 +755,18 @@ static void keys_mean_what_they_say(void **state) {
     assert_true(config.window > 0 && !config.local[0] && !config.local[2]); // from layer 28 on
     read_changed(tensors, "qwen2 windows", "{\"use_sliding_window\": false}", &config, &error);
     assert_true(config.window == 0 && !config.local[1]);
+    read_changed(tensors, "qwen2 windows", "{\"max_window_layers\": 1, \"layer_types\": null}", &config,
+                 &error);
+    assert_true(!config.local[0] && config.local[1] && config.local[2]);
     read_changed(tensors, "llama 3", "{\"attention_dropout\": 0.1}", &config, &error);
     assert_true(config.dropout == 0.1 && config.epsilon == 1e-6);
     read_changed(tensors, "llama 3",
                  "{\"rope_parameters\": null, \"rope_scaling\": null, \"rope_theta\": 500}", &config, &error);
     assert_true(config.rotary.theta == 500);
+    read_changed(tensors, "llama 3",
+                 "{\"rope_parameters\": {\"type\": \"linear\", \"factor\": 3}, \"rope_scaling\": {}}",
+                 &config, &error);
+    assert_true(config.rotary.kind == ROTARY_LINEAR && config.rotary.factor == 3);
     read_changed(tensors, "llama 3",
                  "{\"rope_scaling\": null, \"rope_parameters\": {\"rope_type\": \"llama3\", \"factor\": 2, "
                  "\"low_freq_factor\": 1, \"high_freq_factor\": 4}}",
@@ -859,6 +898,7 @@ int main(void) {
         cmocka_unit_test_prestate(a_written_configuration_is_the_same, &tensors),
         cmocka_unit_test_prestate(what_a_page_cannot_compute_is_refused_by_its_key, &tensors),
         cmocka_unit_test(absent_keys_have_the_defaults_of_their_family),
+        cmocka_unit_test(a_model_has_the_end_of_its_path_as_its_name),
         cmocka_unit_test(a_key_that_no_page_can_guess_must_be_there),
         cmocka_unit_test_prestate(keys_mean_what_they_say, &tensors),
         cmocka_unit_test_prestate(positions_turn_by_the_formulas_of_their_kind, &tensors),

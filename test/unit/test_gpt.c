@@ -942,8 +942,8 @@ static void test_config_of_gpt2(void **state) {
     static const char start[] = "{\"model_type\":\"gpt2\",\"n_layer\":3,\"n_embd\":12,\"n_head\":3,"
                                 "\"n_positions\":20,\"n_ctx\":20,\"vocab_size\":50,";
     static const char *const texts[][2] = {
-        {"\"n_inner\":null,\"attn_pdrop\":0.1,\"resid_pdrop\":0.2,\"summary_type\":\"cls_index\","
-         "\"reorder_and_upcast_attn\":true}",
+        {"\"n_inner\":null,\"attn_pdrop\":0.3,\"resid_pdrop\":0.2,\"summary_type\":\"cls_index\","
+         "\"reorder_and_upcast_attn\":true,\"scale_attn_weights\":null}",
          ""},
         {"\"scale_attn_by_inverse_layer_idx\":true}", "scale_attn_by_inverse_layer_idx"},
         {"\"n_inner\":\"big\"}", "n_inner"},
@@ -971,9 +971,40 @@ static void test_config_of_gpt2(void **state) {
         }
         assert_true(!good || (config.family == &gpt2_family && config.scaled_scores));
         assert_true(!good || (config.mlp_channels == 48 && config.positions == 20 && !config.local[1] &&
-                              config.window == 0 && config.dropout == 0.2));
+                              config.window == 0 && config.dropout == 0.3)); // the largest
     }
 }
+
+static const struct {
+    const char *text, *message;
+} bad_configs[] = {
+    {"{\"model_type\":\"gptj\"}", "must be \"gpt_neo\" or \"gpt2\""},
+    {"[1, 2]", "\"model_type\" is not given"},
+    {"{\"model_type\":", "end of file"},
+    {CONFIG_START CONFIG_REST "}", "attention_types"},
+    {CONFIG_START CONFIG_REST ",\"attention_types\":[[[\"global\",\"local\"],3]]}", "num_layers"},
+    {CONFIG_START CONFIG_REST ",\"attention_types\":[[[\"global\",\"local\"],1]]}", "num_layers = 4"},
+    {CONFIG_START CONFIG_REST ",\"attention_types\":[[[\"flash\"],4]]}",
+     "must look like [[[\"global\", \"local\"], 2]], with a kind for each of num_layers = 4 layers"},
+    {CONFIG_START CONFIG_REST ",\"num_layers\":3}",
+     "must look like [[[\"global\"], 3]], with a kind for each of num_layers = 3 layers"},
+    {CONFIG_START CONFIG_REST ",\"attention_types\":[[[],4]]}", "look like"},
+    {CONFIG_START CONFIG_REST ",\"attention_types\":[[[],4000000000000000000]]}", "look like"},
+    {CONFIG_START CONFIG_REST ",\"attention_types\":7}", "look like"},
+    {CONFIG_START CONFIG_REST "," CONFIG_TYPES
+                              ",\"attention_layers\":[\"local\",\"local\",\"global\",\"local\"]}",
+     "contradict"},
+    {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"attention_layers\":[\"global\"]}", "attention_layers"},
+    {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"activation_function\":\"gelu\"}", "gelu_new"},
+    {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"num_heads\":7}", "multiple"},
+    {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"hidden_size\":0}", "hidden_size"},
+    {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"num_layers\":97}", "96"},
+    {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"vocab_size\":99999999999}", "vocab_size"},
+    {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"window_size\":-1}", "window_size"},
+    {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"layer_norm_epsilon\":0}", "layer_norm_epsilon"},
+    {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"intermediate_size\":\"big\"}", "intermediate_size"},
+    {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"tie_word_embeddings\":false}", "tie_word_embeddings"},
+};
 
 static void test_config_json(void **state) {
     (void)state;
@@ -994,37 +1025,17 @@ static void test_config_json(void **state) {
     assert_true(
         config_from_text(CONFIG_START "\"max_position_embeddings\":2048," CONFIG_TYPES "}", &config, &error));
     assert_true(config.window == 256 && config.mlp_channels == 3072 && config.epsilon == 1e-5); // not given
-    const struct {
-        const char *text, *message;
-    } bad[] = {
-        {"{\"model_type\":\"gptj\"}", "must be \"gpt_neo\" or \"gpt2\""},
-        {"[1, 2]", "\"model_type\" is not given"},
-        {"{\"model_type\":", "end of file"},
-        {CONFIG_START CONFIG_REST "}", "attention_types"},
-        {CONFIG_START CONFIG_REST ",\"attention_types\":[[[\"global\",\"local\"],3]]}", "num_layers"},
-        {CONFIG_START CONFIG_REST ",\"attention_types\":[[[\"global\",\"local\"],1]]}", "num_layers = 4"},
-        {CONFIG_START CONFIG_REST ",\"attention_types\":[[[\"flash\"],4]]}", "global"},
-        {CONFIG_START CONFIG_REST ",\"attention_types\":[[[],4]]}", "look like"},
-        {CONFIG_START CONFIG_REST ",\"attention_types\":[[[],4000000000000000000]]}", "look like"},
-        {CONFIG_START CONFIG_REST ",\"attention_types\":7}", "look like"},
-        {CONFIG_START CONFIG_REST "," CONFIG_TYPES
-                                  ",\"attention_layers\":[\"local\",\"local\",\"global\",\"local\"]}",
-         "contradict"},
-        {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"attention_layers\":[\"global\"]}", "attention_layers"},
-        {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"activation_function\":\"gelu\"}", "gelu_new"},
-        {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"num_heads\":7}", "multiple"},
-        {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"hidden_size\":0}", "hidden_size"},
-        {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"num_layers\":97}", "96"},
-        {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"vocab_size\":99999999999}", "vocab_size"},
-        {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"window_size\":-1}", "window_size"},
-        {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"layer_norm_epsilon\":0}", "layer_norm_epsilon"},
-        {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"intermediate_size\":\"big\"}", "intermediate_size"},
-        {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"tie_word_embeddings\":false}", "tie_word_embeddings"},
-    };
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        if (config_from_text(bad[i].text, &config, &error)) { fail_msg("accepted: %s", bad[i].text); }
-        if (strstr(error.text, bad[i].message) == NULL) {
-            fail_msg("\"%s\" does not speak of \"%s\"", error.text, bad[i].message);
+    assert_true(config_from_text(CONFIG_START CONFIG_REST
+                                 ",\"attention_layers\":[\"local\",\"global\",\"global\","
+                                 "\"local\"]}",
+                                 &config, &error));
+    assert_true(config.local[0] && !config.local[1] && !config.local[2] && config.local[3]);
+    for (size_t i = 0; i < sizeof bad_configs / sizeof *bad_configs; i++) {
+        if (config_from_text(bad_configs[i].text, &config, &error)) {
+            fail_msg("accepted: %s", bad_configs[i].text);
+        }
+        if (strstr(error.text, bad_configs[i].message) == NULL) {
+            fail_msg("\"%s\" does not speak of \"%s\"", error.text, bad_configs[i].message);
         }
     }
     assert_false(model_find("126M", &config, &error));

@@ -320,8 +320,8 @@ static void the_tokenizer_goes_with_the_model(void **state) {
     char text[4096];
     load_or_fail(REFERENCE, &loaded);
     mkdir(scratch("tokenizer"), 0777);
-    write_text(scratch("tokenizer/tokenizer.json"),
-               "{\"added_tokens\":[{\"id\":9},{\"id\":50,\"content\":\"<end>\"}]}\n");
+    write_text(scratch("tokenizer/tokenizer.json"), "{\"added_tokens\":[{\"id\":9},{\"id\":50,\"content\":\"<"
+                                                    "end>\"},{\"id\":51,\"content\":\"<end>\"}]}\n");
     write_text(scratch("tokenizer/tokenizer_config.json"),
                "{\"eos_token\":{\"content\":\"<end>\"},\"bos_token\":\"<begin>\", "
                "\"model_max_length\": 1000000000000000019884624838656}");
@@ -330,8 +330,10 @@ static void the_tokenizer_goes_with_the_model(void **state) {
     write_text(scratch("tokenizer/unrelated.txt"), "x");
     write_text(scratch("tokenizer/chat_template.jinja"), "x");
     write_text(scratch("tokenizer/chat.json"), "{}");
+    write_text(scratch("tokenizer/added_tokens.json"), "{}");
+    write_text(scratch("tokenizer/special_tokens_map.json"), "{}");
     save_or_fail(scratch("with_tokenizer"), &loaded, scratch("tokenizer"));
-    assert_int_equal(entries_in(scratch("with_tokenizer")), 9);
+    assert_int_equal(entries_in(scratch("with_tokenizer")), 11);
     read_text(scratch("with_tokenizer/merges.txt"), text);
     assert_string_equal(text, "#version: 0.2\na b\n");
     read_text(scratch("with_tokenizer/config.json"), text);
@@ -347,6 +349,10 @@ static void the_tokenizer_goes_with_the_model(void **state) {
     assert_int_equal(entries_in(scratch("with_pieces")), 5);
     read_text(scratch("with_pieces/config.json"), text);
     assert_non_null(strstr(text, "\"eos_token_id\": 2"));
+    char here[PATH_MAX], beside[PATH_MAX];
+    assert_true(getcwd(here, sizeof here) != NULL && chdir(scratch("tokenizer")) == 0);
+    bool found = hf_model_find_tokenizer("tokenizer.json", "merges.txt", beside);
+    assert_true(chdir(here) == 0 && found);
     Error error;
     mkdir(scratch("pieces/vocab.json"), 0777);
     assert_false(hf_model_copy_tokenizer(scratch("pieces"), scratch("with_pieces"), &error));
@@ -378,6 +384,11 @@ static void ids_of_the_configuration_are_kept(void **state) {
     write_text(scratch("named/config.json"), "{\"bos_token_id\": [\"3\"], \"eos_token_id\": 1000000}");
     assert_int_equal(hf_model_special_id(scratch("named"), "bos_token", 50), -1);
     assert_int_equal(hf_model_special_id(scratch("named"), "eos_token", 50), -1);
+    write_text(scratch("named/config.json"), "{\"bos_token_id\": -1, \"eos_token_id\": [-1, 6]}");
+    assert_int_equal(hf_model_special_id(scratch("named"), "eos_token", 50), 6);
+    json_t *none = hf_model_special_ids(scratch("named"), "bos_token", 50);
+    assert_true(json_is_null(none));
+    json_decref(none);
     write_text(scratch("named/config.json"), "{\"bos_token_id\": [], \"eos_token_id\": [5, 1000000, 7]}");
     save_or_fail(scratch("keeps_list"), &loaded, scratch("named"));
     read_text(scratch("keeps_list/config.json"), text);
@@ -802,6 +813,20 @@ static void check_part(const char *freeze, int rank) {
     loaded_free(&before);
 }
 
+// What the adapters in scratch("model") say of themselves to peft.
+static void expect_adapters(int rank, bool transposed, size_t modules, const char *first) {
+    json_t *root = json_load_file(scratch("model/" ADAPTERS_CONFIG), 0, NULL),
+           *names = json_object_get(root, "target_modules");
+    assert_int_equal(json_integer_value(json_object_get(root, "r")), rank);
+    assert_true(json_number_value(json_object_get(root, "lora_alpha")) == 5);
+    assert_int_equal(json_is_true(json_object_get(root, "fan_in_fan_out")), transposed);
+    assert_int_equal(json_array_size(names), modules);
+    assert_string_equal(json_string_value(json_array_get(names, 0)), first);
+    assert_string_equal(json_string_value(json_object_get(root, "peft_type")), "LORA");
+    assert_string_equal(json_string_value(json_object_get(root, "task_type")), "CAUSAL_LM");
+    json_decref(root);
+}
+
 static void a_trained_part_is_saved_and_read_as_the_whole_model(void **state) {
     (void)state;
     Loaded neo, gpt2;
@@ -810,6 +835,7 @@ static void a_trained_part_is_saved_and_read_as_the_whole_model(void **state) {
     check_part("wte,h.1.*", 0);
     check_part("", 0);
     check_part("", 3);
+    expect_adapters(3, false, 3 * 6, "h.0.attn.attention.q_proj");
     tree_remove(scratch("base"));
     loaded_free(&neo);
     ModelConfig config = {.family = &gpt2_family, .layers = 2, .channels = 6, .heads = 2, .mlp_channels = 9};
@@ -824,6 +850,7 @@ static void a_trained_part_is_saved_and_read_as_the_whole_model(void **state) {
     save_or_fail(scratch("base"), &gpt2, NULL);
     check_part("c_attn,*.bias", 0);
     check_part("", 2);
+    expect_adapters(2, true, 2 * 4, "h.0.attn.c_attn");
     loaded_free(&gpt2);
 }
 
@@ -846,6 +873,8 @@ static void adapters_that_cannot_be_read_are_refused(void **state) {
         {"target_parameters", "[\"x\"]", "\"target_parameters\" is not supported"},
         {"layer_replication", "[[0, 2], [1, 2]]", "\"layer_replication\" is not supported"},
         {"trainable_token_indices", "[3]", "\"trainable_token_indices\" is not supported"},
+        {"alora_invocation_tokens", "[3]", "\"alora_invocation_tokens\" is not supported"},
+        {"lora_bias", "true", "\"lora_bias\" is not supported"},
         {"init_lora_weights", "\"pissa\"", "adapters that began as \"pissa\" change the model, too"},
         {"base_model_name_or_path", "null", ": base_model_name_or_path must be the directory of the model"},
         {"base_model_name_or_path", "\"openai-community/gpt2\"",
@@ -875,6 +904,76 @@ static void adapters_that_cannot_be_read_are_refused(void **state) {
     check_part("", 3);
     assert_true(hf_model_copy_file(scratch("base/config.json"), scratch("model/" ADAPTERS_CONFIG), &error));
     expect_refusal("it is not what checksums.json beside it says");
+}
+
+// Writes the adapters in scratch("model") again, without their last tensor, or with that under
+// another name.
+static void write_all_but_the_last(const char *renamed) {
+    SafetensorsFile file;
+    SafetensorsPlan plan = {.tensors = json_object()};
+    Error error = {""};
+    assert_true(safetensors_open(&file, scratch("model/" ADAPTERS_WEIGHTS), &error));
+    size_t count = file.count - (renamed == NULL), place;
+    for (size_t i = 0; i < count; i++) {
+        const SafetensorsEntry *entry = &file.entries[i];
+        safetensors_plan_add(&plan, i + 1 < file.count ? entry->name : renamed, entry->type,
+                             entry->dimensions, entry->shape);
+    }
+    safetensors_plan_finish(&plan);
+    place = plan.header_bytes;
+    assert_true(safetensors_create(scratch("model/new"), &plan, &error));
+    int descriptor = safetensors_join(scratch("model/new"), &plan, &error);
+    for (size_t i = 0; i < count; place += file.entries[i++].bytes) {
+        assert_true(file_write_all(descriptor, file.entries[i].data, file.entries[i].bytes, (off_t)place));
+    }
+    assert_true(file_finish(descriptor, scratch("model/new"), true, &error));
+    safetensors_close(&file);
+    safetensors_plan_free(&plan);
+    assert_int_equal(rename(scratch("model/new"), scratch("model/" ADAPTERS_WEIGHTS)), 0);
+}
+
+static void half_an_adapter_or_a_foreign_one_is_refused(void **state) {
+    (void)state;
+    Loaded neo;
+    load_or_fail(REFERENCE, &neo);
+    tree_remove(scratch("base"));
+    save_or_fail(scratch("base"), &neo, NULL);
+    loaded_free(&neo);
+    for (int i = 0; i < 2; i++) {
+        check_part("", 3);
+        assert_int_equal(unlink(scratch("model/" FILE_SUMS_NAME)), 0);
+        write_all_but_the_last(i == 0 ? NULL : ADAPTERS_PREFIX "transformer.h.9.mlp.c_fc.lora_B.weight");
+        expect_refusal(i == 0 ? "has only one of lora_A and lora_B for transformer.h.2.mlp.c_proj.weight"
+                              : "h.9.mlp.c_fc.lora_B.weight belongs to no matrix of a layer of the model");
+    }
+}
+
+// Their names may lack peft's prefix, and they may have begun in any way that leaves the model.
+static void adapters_are_read_as_peft_may_write_them(void **state) {
+    (void)state;
+    static const char *const begins[] = {"true",         "false",   "null",
+                                         "\"gaussian\"", "\"eva\"", "\"orthogonal\""};
+    Loaded neo, whole, again;
+    load_or_fail(REFERENCE, &neo);
+    tree_remove(scratch("base"));
+    save_or_fail(scratch("base"), &neo, NULL);
+    check_part("", 3);
+    load_or_fail(scratch("model"), &whole);
+    assert_int_equal(unlink(scratch("model/" FILE_SUMS_NAME)), 0);
+    write_all_but_the_last("transformer.h.2.mlp.c_proj.lora_B.weight");
+    for (size_t i = 0; i < sizeof begins / sizeof begins[0]; i++) {
+        const char *path = scratch("model/" ADAPTERS_CONFIG);
+        json_t *root = json_load_file(path, 0, NULL);
+        json_object_set_new(root, "init_lora_weights", json_loads(begins[i], JSON_DECODE_ANY, NULL));
+        json_object_set_new(root, "lora_bias", json_false());
+        assert_int_equal(json_dump_file(root, path, 0), 0);
+        json_decref(root);
+        load_or_fail(scratch("model"), &again);
+        assert_memory_equal(again.parameters, whole.parameters, whole.table.parameter_count * sizeof(float));
+        loaded_free(&again);
+    }
+    loaded_free(&whole);
+    loaded_free(&neo);
 }
 
 // peft's use_rslora: alpha / sqrt(r). One of its first versions wrote files without a tensor.
@@ -928,6 +1027,63 @@ static void a_weight_that_is_no_number_is_named(void **state) {
         *last = kept;
     }
     loaded_free(&neo);
+}
+
+// What --from and --finetune may name, before a model in it is opened.
+static void directories_that_may_hold_a_model_are_known(void **state) {
+    (void)state;
+    static const struct {
+        const char *files, *words; // that are there; NULL: it may hold one
+    } cases[] = {{"", "is no directory with a config.json, and no checkpoint either"},
+                 {"model.safetensors", "is no directory with a config.json"},
+                 {"config.json", NULL},
+                 {"adapter_config.json", NULL},
+                 {"config.json run.tsv", "is a run without a checkpoint: give"}, // a run's is another one
+                 {"config.json run.tsv model.safetensors", NULL}};
+    static const char *const others[][2] = {
+        {"", "give --from DIR, a directory with"},
+        {"125M", "to train the preset 125M from random parameters, give --model 125M"},
+        {"openai/gpt2", "openai/gpt2 is neither a directory (No such file or directory) nor the name of a"}};
+    Error error;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char files[64], *rest = files, path[64];
+        tree_remove(scratch("maybe"));
+        assert_int_equal(mkdir(scratch("maybe"), 0777), 0);
+        snprintf(files, sizeof files, "%s", cases[i].files);
+        for (char *name; (name = strsep(&rest, " ")) != NULL && name[0] != '\0';) {
+            snprintf(path, sizeof path, "maybe/%s", name);
+            write_text(scratch(path), "{}");
+        }
+        bool good = hf_model_check_directory(scratch("maybe"), &error);
+        assert_int_equal(good, cases[i].words == NULL);
+        if (!good) { expect_words(&error, cases[i].words); }
+    }
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+        assert_false(hf_model_check_directory(others[i][0], &error));
+        expect_words(&error, others[i][1]);
+    }
+    tree_remove(scratch("maybe"));
+}
+
+// A checkpoint stands for the model in it, a model for itself.
+static void a_checkpoint_stands_for_its_model(void **state) {
+    (void)state;
+    char path[PATH_MAX], whole[PATH_MAX];
+    tree_remove(scratch("point"));
+    mkdir(scratch("point"), 0777);
+    mkdir(scratch("point/model"), 0777);
+    snprintf(whole, sizeof whole, "%s/model", scratch("point"));
+    for (int i = 0; i < 4; i++) { // nothing; the model; no room for its name; a model of its own
+        if (i == 1) { write_text(scratch("point/model/config.json"), "{}"); }
+        if (i == 3) { write_text(scratch("point/config.json"), "{}"); }
+        strcpy(path, scratch("point"));
+        hf_model_find(path, i == 2 ? strlen(path) + strlen("/model") : sizeof path);
+        assert_string_equal(path, i == 1 ? whole : scratch("point"));
+    }
+    path[0] = '\0';
+    hf_model_find(path, sizeof path);
+    assert_string_equal(path, "");
+    tree_remove(scratch("point"));
 }
 
 static void without_weights_it_says_what_to_do(void **state) {
@@ -1087,9 +1243,13 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_long_shape_fits_into_the_line),
         cmocka_unit_test(a_weight_that_is_no_number_is_named),
         cmocka_unit_test(without_weights_it_says_what_to_do),
+        cmocka_unit_test(directories_that_may_hold_a_model_are_known),
+        cmocka_unit_test(a_checkpoint_stands_for_its_model),
         cmocka_unit_test(a_trained_part_is_saved_and_read_as_the_whole_model),
         cmocka_unit_test(adapters_are_scaled_as_they_say_and_must_be_there),
         cmocka_unit_test(adapters_that_cannot_be_read_are_refused),
+        cmocka_unit_test(half_an_adapter_or_a_foreign_one_is_refused),
+        cmocka_unit_test(adapters_are_read_as_peft_may_write_them),
         cmocka_unit_test(shards_are_read),
         cmocka_unit_test(a_damaged_index_is_refused),
     };

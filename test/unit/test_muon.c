@@ -112,6 +112,17 @@ static void threads_do_not_change_a_bit(void **state) {
 // The iterations take singular values to 0.7 .. 1.2 (Jordan's coefficients never settle), so the
 // mean square of a step lies near that of an orthogonal matrix, at any scale of the gradient. In
 // bf16 the same, with its rounding.
+// Of a matrix with sides m <= n: A = X X', A A, and P X.
+static void operations_are_those_of_three_products(void **state) {
+    (void)state;
+    for (int m = 1; m < 9; m += 3) {
+        for (int n = m; n < 20; n += 5) {
+            double products = 2.0 * m * m * n + 2.0 * m * m * m + 2.0 * m * m * n;
+            assert_true(muon_flops(m, n, 5) == 5 * products && muon_flops(n, m, 1) == products);
+        }
+    }
+}
+
 static void a_step_is_as_long_for_any_gradient(void **state) {
     (void)state;
     enum { ROWS = 48, COLUMNS = 80, COUNT = ROWS * COLUMNS };
@@ -136,6 +147,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_step_equals_torchs),
         cmocka_unit_test(threads_do_not_change_a_bit),
+        cmocka_unit_test(operations_are_those_of_three_products),
         cmocka_unit_test(a_step_is_as_long_for_any_gradient),
     };
     return cmocka_run_group_tests(tests, NULL, NULL) == 0 ? 0 : 1;

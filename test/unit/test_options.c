@@ -1075,7 +1075,27 @@ static void test_fragments_fit_their_period(void **state) {
     expect_consistent(STREAMING "--diloco-H 2 --streaming-tau 0");
     expect_consistent(STREAMING "--diloco-H 1 --streaming-P 1 --streaming-tau 0");
     expect_consistent("--optimizer diloco --diloco-H 1"); // no fragments
+    expect_contradiction("--optimizer sparse-loco --sparse-H 4 --sparse-tau 4",
+                         "--sparse-tau 4 is not below --sparse-H 4: an exchange must end before the next one "
+                         "begins; use 0 .. 3");
+    expect_contradiction("--optimizer sparse-loco --sparse-H 1 --sparse-tau 2", "next one begins; use 0");
+    expect_consistent("--optimizer sparse-loco --sparse-H 4 --sparse-tau 3");
 #undef STREAMING
+}
+
+// Each fragment has a layer. Their number is known only with the model.
+static void test_fragments_have_layers(void **state) {
+    (void)state;
+    const DilocoOptions options = {.inner_steps = 12, .fragments = 3};
+    for (int layers = 0; layers < 5; layers++) {
+        Error error = {""};
+        bool good = streaming_diloco_check(&options, layers, &error);
+        assert_int_equal(good, layers == 0 || layers >= 3); // 0: not known yet
+        if (layers == 1) { assert_non_null(strstr(error.text, "the model has only 1 layer to make")); }
+        if (layers == 2) {
+            assert_non_null(strstr(error.text, "--streaming-P 3: the model has only 2 layers"));
+        }
+    }
 }
 
 static void test_rank_lists(void **state) {
@@ -1326,6 +1346,7 @@ int main(void) {
         cmocka_unit_test(test_options_of_other_rules_are_refused_in_files),
         cmocka_unit_test(test_accumulate_auto_is_for_overlapped_rules),
         cmocka_unit_test(test_fragments_fit_their_period),
+        cmocka_unit_test(test_fragments_have_layers),
         cmocka_unit_test(test_rank_lists),
         cmocka_unit_test(test_micro_batches_of_ranks),
         cmocka_unit_test(test_contradictions_with_ranks),

@@ -504,7 +504,8 @@ static const Damage DAMAGES[] = {
     {ONE("\"F32\"", "[1]", "[4,0]"), 4, "data_offsets"},
     {ONE("\"F32\"", "[1]", "[0,4.0]"), 4, "data_offsets"},
     {ONE("\"F32\"", "[1]", "[0,null]"), 4, "data_offsets"},
-    {ONE("\"F32\"", "[1]", "[0,4]"), 3, "truncated"},
+    {ONE("\"F32\"", "[1]", "[0,4]"), 3,
+     "ends at byte 4 of the data, but the file has only 3: it is truncated"},
     {ONE("\"F32\"", "[1]", "[0,4]"), 0, "truncated"},
     {ONE("\"F32\"", "[1]", "[9223372036854775803,9223372036854775807]"), 4, "truncated"},
     {ONE("\"F32\"", "[2]", "[0,4]"), 4, "has 4 bytes, but its dtype F32 and its shape make 8"},
@@ -562,6 +563,7 @@ static void unusual_but_whole_files_are_read(void **state) {
         {ONE("\"I64\"", "[]", "[0,8]"), 8, ""},
         {TWO("[8,16]", "[0,8]"), 16, ""},
         {"{\"a\":" TENSOR("\"F32\"", "[0]", "[8,8]") ",\"b\":" TENSOR("\"F32\"", "[2]", "[0,8]") "}", 8, ""},
+        {"{\"a\":" TENSOR("\"F32\"", "[2]", "[0,8]") ",\"b\":" TENSOR("\"F32\"", "[0]", "[0,0]") "}", 8, ""},
         {"{\"a\":" TENSOR("\"U8\"", "[1]", "[0,1]") ",\"b\":" TENSOR("\"F64\"", "[1]", "[1,9]") "}", 9,
          ""}, // not aligned
     };

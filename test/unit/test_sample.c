@@ -298,6 +298,38 @@ static void test_conversations(void **state) {
     assert_true(given != NULL || rmdir(directory) == 0);
 }
 
+// What a chat.json may leave out, or say without asking for it.
+static void test_chat_without_extras(void **state) {
+    (void)state;
+    static const char *const extras[] = {
+        "", ", \"trim\": false, \"thought\": null, \"system\": null",
+        ", \"trim\": true, \"thought\": \"T\", \"system\": [\"x\", \"y\", \"z\"]"};
+    char directory[] = "/tmp/chat.XXXXXX", path[64];
+    Tokenizer tokenizer;
+    Error error;
+    assert_non_null(mkdtemp(directory));
+    assert_true(tokenizer_open(&tokenizer, "test/reference", &error));
+    for (int i = -1; i < 3; i++) { // -1: there is no chat.json
+        Chat chat;
+        snprintf(path, sizeof path, "%s/chat.json", directory);
+        FILE *file = i < 0 ? NULL : fopen(path, "w");
+        if (file != NULL) {
+            fprintf(file, "{\"first\": [\"a\", \"b\"], \"next\": [\"c\", \"d\"], \"end\": \"<|end|>\"%s}",
+                    extras[i]);
+            fclose(file);
+        }
+        if (!chat_open(&chat, directory, &tokenizer, &error)) { fail_msg("%s", error.text); }
+        assert_int_equal(chat.root != NULL, i >= 0);
+        assert_int_equal(chat.end, i < 0 ? 0 : 400);
+        assert_true(chat.trims == (i == 2) && (chat.thought != NULL) == (i == 2));
+        assert_int_equal(chat.system[0] != NULL, i == 2);
+        json_decref(chat.root);
+    }
+    unlink(path);
+    rmdir(directory);
+    tokenizer_close(&tokenizer);
+}
+
 // What is typed goes on with the text. Where the model has ended that, another text begins, with
 // the token in front of texts: here 400, and 0 ends them. One that does both stands there already.
 static void test_goes_on(void **state) {
@@ -371,6 +403,7 @@ int main(void) {
         cmocka_unit_test(test_choose),
         cmocka_unit_test(test_largest),
         cmocka_unit_test(test_conversations),
+        cmocka_unit_test(test_chat_without_extras),
         cmocka_unit_test(test_goes_on),
         cmocka_unit_test(test_trim),
     };

@@ -109,6 +109,34 @@ static void two_bytes_hold_the_largest_token(void **state) {
     assert_int_equal(file.vocabulary, 65536);
 }
 
+// A writer takes two where they suffice.
+static void ids_have_the_bytes_that_they_need(void **state) {
+    (void)state;
+    static const int vocabularies[] = {300, 65536, 65537, 151936};
+    for (size_t i = 0; i < sizeof vocabularies / sizeof vocabularies[0]; i++) {
+        Tokenizer tokenizer = {.vocabulary = vocabularies[i], .sum = 5, .end = -1};
+        TokenWriter writer;
+        TokenFile file;
+        Error error = {""};
+        size_t size = 0;
+        char path[] = "/tmp/acco-test-XXXXXX";
+        const int32_t ids[3] = {1, vocabularies[i] - 1, 0};
+        assert_true(close(mkstemp(path)) == 0);
+        assert_true(token_writer_begin(&writer, path, &tokenizer, 17, &error));
+        assert_true(token_writer_add(&writer, ids, 3, &error) && token_writer_end(&writer, &error));
+        void *bytes = file_map(path, "a token file", &size, &error);
+        if (!token_file_open(&file, path, bytes, size, TOKEN_FILE_CHECK_ALL, &error)) {
+            fail_msg("%s", error.text);
+        }
+        assert_int_equal(file.token_bytes, vocabularies[i] <= 65536 ? 2 : 4);
+        assert_int_equal(file.vocabulary, vocabularies[i]);
+        assert_true(file.tokenizer == 5 && file.padded == 17 && file.separator == 0 && file.mask == NULL);
+        for (uint64_t k = 0; k < 3; k++) { assert_int_equal(token_file_token(&file, k), ids[k]); }
+        munmap(bytes, size);
+        unlink(path);
+    }
+}
+
 static void the_reference_is_read_and_written_again(void **state) {
     (void)state;
     TokenFile file;
@@ -212,12 +240,13 @@ static void damaged_headers_are_refused_in_one_line(void **state) {
         {20, 4, 0x80000001, TOKEN_FILE_CHECK_HEADER, true, "the flags"},
         {20, 4, 0, TOKEN_FILE_CHECK_HEADER, true, "truncated or damaged"},
         {24, 8, 0, TOKEN_FILE_CHECK_HEADER, true, "the number of tokens"},
-        {24, 8, COUNT - 1, TOKEN_FILE_CHECK_HEADER, true, "promises 20 tokens"},
+        {24, 8, COUNT - 1, TOKEN_FILE_CHECK_HEADER, true,
+         "promises 20 tokens of 2 bytes and a mask, but 45 bytes follow it"},
         {24, 8, COUNT + 1, TOKEN_FILE_CHECK_HEADER, true, "promises 22 tokens"},
         {24, 8, UINT64_MAX, TOKEN_FILE_CHECK_HEADER, true, "truncated or damaged"},
         {24, 8, (uint64_t)COUNT << 32, TOKEN_FILE_CHECK_HEADER, true, "truncated or damaged"},
         {32, 1, 0xAC, TOKEN_FILE_CHECK_ALL, false, "its checksum is"},
-        {36, 4, 0, TOKEN_FILE_CHECK_ALL, false, "its checksum is"},
+        {36, 4, 0, TOKEN_FILE_CHECK_ALL, false, "but the header says 00000000: copy"},
         {40, 4, 65537, TOKEN_FILE_CHECK_HEADER, true, "the padded length"},
         {44, 4, 70000, TOKEN_FILE_CHECK_HEADER, true, "the token between documents"},
         {48, 1, 1, TOKEN_FILE_CHECK_HEADER, true, "the unused bytes"},
@@ -299,6 +328,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tokens_and_mask_are_those_written),
         cmocka_unit_test(two_bytes_hold_the_largest_token),
+        cmocka_unit_test(ids_have_the_bytes_that_they_need),
         cmocka_unit_test(the_reference_is_read_and_written_again),
         cmocka_unit_test(every_flipped_bit_is_found),
         cmocka_unit_test(every_truncation_is_found_without_reading_it_all),

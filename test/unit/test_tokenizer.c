@@ -249,6 +249,50 @@ static void the_token_in_front_of_a_text_is_found(void **state) {
     json_decref(root);
 }
 
+// Bytes, numbers, and a tokenizer's tokens: what stands for no prompt, what a prompt becomes, and
+// what is printed. Controls do nothing to a terminal.
+static void each_codec_reads_and_prints_its_tokens(void **state) {
+    (void)state;
+    static const struct {
+        const char *path;
+        bool bytes;
+        const char *prompt;
+        int32_t ids[5], printed[5]; // up to a -1
+        const char *text;
+    } cases[] = {
+        {"", true, "", {'\n', -1}, {'\n', '\t', 0x1B, 0xC3, -1}, "\n\t?\xC3"},
+        {"", true, "a\xC3\xA9", {'a', 0xC3, 0xA9, -1}, {' ', 'a', 31, '~', -1}, " a?~"},
+        {"", false, "", {405, -1}, {0, 17, 405, -1}, "0 17 405 "},
+        {"", false, "a", {-1}, {-1}, ""}, // no text can be encoded
+        {REFERENCE, false, "", {0, -1}, {0, 400, 401, -1}, "<|end|>!"},
+        {REFERENCE, true, "<|end|>", {400, -1}, {402, -1}, "[note]"},
+    };
+    Error error = {""};
+    TextCodec codec;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        TokenList list = {NULL, 0, 0};
+        TextList text = {NULL, 0};
+        assert_true(text_codec_open(&codec, cases[i].path, cases[i].bytes, 406, &error));
+        bool good = text_codec_encode(&codec, cases[i].prompt, true, &list, &error);
+        assert_int_equal(good, cases[i].ids[0] >= 0);
+        if (!good) { assert_non_null(strstr(error.text, "--prompt needs a tokenizer")); }
+        for (size_t k = 0; k < list.count; k++) { assert_int_equal(list.ids[k], cases[i].ids[k]); }
+        assert_int_equal(cases[i].ids[list.count], -1);
+        FILE *file = open_memstream(&text.bytes, &text.count);
+        for (const int32_t *id = cases[i].printed; *id >= 0; id++) {
+            text_codec_print(&codec, *id, false, file);
+        }
+        text_codec_print(&codec, 'x', true, file);
+        fclose(file);
+        expect_text(&text, cases[i].text, strlen(cases[i].text));
+        free(text.bytes);
+        token_list_free(&list);
+        text_codec_close(&codec);
+    }
+    assert_false(text_codec_open(&codec, REFERENCE, false, 405, &error));
+    assert_non_null(strstr(error.text, "has 406 tokens, but the model has a vocabulary of only 405"));
+}
+
 static void merges_as_one_string_are_the_same_as_pairs(void **state) {
     (void)state;
     json_t *root = load_json(REFERENCE), *cases = load_json("test/reference/tokenizer_cases.json");
@@ -270,27 +314,115 @@ static void merges_as_one_string_are_the_same_as_pairs(void **state) {
     json_decref(cases);
 }
 
+// Where a chat.json is looked for, and what else lies beside a tokenizer.
+static void a_tokenizer_lies_in_a_directory(void **state) {
+    (void)state;
+    static const struct {
+        const char *path;
+        int length;
+    } cases[] = {{"test/reference", 14},
+                 {REFERENCE, 14},
+                 {"test/reference/", 15},
+                 {"nowhere/x.json", 7},
+                 {"/x.json", 1},
+                 {"x.json", 0},
+                 {"test", 4}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        assert_int_equal(tokenizer_directory_length(cases[i].path), cases[i].length);
+    }
+}
+
+#define FRONTED \
+    "s/\"post_processor\": *null/\"post_processor\": {\"single\": [{\"SpecialToken\": {\"id\": " \
+    "\"<|end|>\"}}]}/"
+
 // Added tokens behind the last row of the model beside the tokenizer are left out. A model that has
-// no row for one that was learned belongs to another tokenizer, which others say.
+// no row for one that was learned, or for the one in front of a text or behind it, belongs to
+// another tokenizer, which others say.
 static void tokens_without_a_row_are_left_out(void **state) {
     (void)state;
     enum { LEARNED = 400, ALL = 406 };
-    static const int rows[][2] = {
-        {ALL + 1, ALL}, {ALL, ALL}, {ALL - 1, ALL - 1}, {LEARNED, LEARNED}, {LEARNED - 1, ALL}};
-    char directory[] = "/tmp/test_tokenizer.XXXXXX", path[128], command[256];
+    static const struct {
+        const char *change; // of tokenizer.json, by sed; <|end|> is the first that was only added
+        int rows, vocabulary;
+    } cases[] = {{"", ALL + 1, ALL},
+                 {"", ALL, ALL},
+                 {"", ALL - 1, ALL - 1},
+                 {"", LEARNED, LEARNED},
+                 {"", LEARNED - 1, ALL},
+                 {FRONTED, LEARNED + 1, LEARNED + 1},
+                 {FRONTED, LEARNED, ALL},
+                 {"s/<|endoftext|>/<|nowhere|>/g; s/<|end|>/<|endoftext|>/", LEARNED + 1, LEARNED + 1},
+                 {"s/<|endoftext|>/<|nowhere|>/g; s/<|end|>/<|endoftext|>/", LEARNED, ALL}};
+    char directory[] = "/tmp/test_tokenizer.XXXXXX", path[128], command[512];
     assert_non_null(mkdtemp(directory));
-    snprintf(command, sizeof command, "cp test/reference/tokenizer.json %s", directory);
-    assert_int_equal(system(command), 0);
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         Tokenizer tokenizer;
         Error error;
+        snprintf(command, sizeof command, "sed '%s' " REFERENCE " > %s/tokenizer.json", cases[i].change,
+                 directory);
+        assert_int_equal(system(command), 0);
         snprintf(path, sizeof path, "%s/config.json", directory);
         FILE *file = fopen(path, "w");
-        fprintf(file, "{\"vocab_size\": %d}", rows[i][0]);
+        fprintf(file, "{\"vocab_size\": %d}", cases[i].rows);
         fclose(file);
         if (!tokenizer_open(&tokenizer, directory, &error)) { fail_msg("%s", error.text); }
         assert_int_equal(tokenizer.learned, LEARNED);
-        assert_int_equal(tokenizer.vocabulary, rows[i][1]);
+        for (int k = 0; k < tokenizer.added_count; k++) { // a text cannot become what was left out
+            const AddedToken *added = &tokenizer.added[k];
+            TokenList list = {NULL, 0, 0};
+            error.text[0] = '\0';
+            bool good = tokenizer_encode(&tokenizer, added->text, added->length, true, &list, &error);
+            assert_int_equal(good, added->id < tokenizer.vocabulary);
+            if (good) { assert_true(list.count == 1 && list.ids[0] == added->id); }
+            if (!good) { assert_non_null(strstr(error.text, "no row for the added token")); }
+            if (!good) { assert_non_null(strstr(error.text, added->text)); }
+            token_list_free(&list);
+        }
+        assert_int_equal(tokenizer.vocabulary, cases[i].vocabulary);
+        tokenizer_close(&tokenizer);
+    }
+    snprintf(command, sizeof command, "rm -r %s", directory);
+    assert_int_equal(system(command), 0);
+}
+
+// Where the tokenizer has no <|endoftext|>: the first of three files that names an added token.
+static void the_token_behind_a_text_is_found_beside_it(void **state) {
+    (void)state;
+    static const char *const names[] = {"tokenizer_config.json", "generation_config.json", "config.json"};
+    static const struct {
+        const char *texts[3]; // of these files; NULL: it is not there
+        int end;
+    } cases[] = {
+        {{NULL, NULL, NULL}, -1},
+        {{"{\"eos_token\": \"<|end|>\"}", NULL, NULL}, 400},
+        {{"{\"eos_token\": {\"content\": \"<|end|>\"}}", NULL, NULL}, 400},
+        {{NULL, "{\"eos_token_id\": 401}", NULL}, 401},
+        {{NULL, "{\"eos_token_id\": [402, 400]}", NULL}, 402},
+        {{NULL, NULL, "{\"eos_token_id\": 401}"}, 401},
+        {{"{\"eos_token\": \"<|end|>\"}", "{\"eos_token_id\": 401}", "{\"eos_token_id\": 402}"}, 400},
+        {{"{\"eos_token\": \"the\"}", "{\"eos_token_id\": 401}", "{\"eos_token_id\": 402}"}, 401},
+        {{"{\"eos_token\": null}", "{\"eos_token_id\": 5}", "{\"eos_token_id\": 402}"}, 402},
+        {{NULL, "{\"eos_token_id\": -400}", "{\"eos_token_id\": 1e300}"}, -1},
+        {{"[", "{\"eos_token_id\": []}", "{\"eos_token_id\": 401}"}, 401}};
+    char directory[] = "/tmp/test_tokenizer.XXXXXX", path[128], command[256];
+    assert_non_null(mkdtemp(directory));
+    snprintf(command, sizeof command, "sed 's/<|endoftext|>/<|nowhere|>/g' " REFERENCE " > %s/tokenizer.json",
+             directory);
+    assert_int_equal(system(command), 0);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Tokenizer tokenizer;
+        Error error;
+        for (int k = 0; k < 3; k++) {
+            snprintf(path, sizeof path, "%s/%s", directory, names[k]);
+            unlink(path);
+            if (cases[i].texts[k] == NULL) { continue; }
+            FILE *file = fopen(path, "w");
+            fputs(cases[i].texts[k], file);
+            fclose(file);
+        }
+        if (!tokenizer_open(&tokenizer, directory, &error)) { fail_msg("%s", error.text); }
+        if (tokenizer.end != cases[i].end) { fail_msg("case %zu: %d", i, tokenizer.end); }
         tokenizer_close(&tokenizer);
     }
     snprintf(command, sizeof command, "rm -r %s", directory);
@@ -542,6 +674,11 @@ static const Damage damages[] = {
     {"added_tokens/1/single_word", "true", "'single_word'"},
 };
 
+#define METASPACE \
+    "{\"type\": \"Metaspace\", \"replacement\": \"\xE2\x96\x81\", \"prepend_scheme\": \"first\", " \
+    "\"split\": " \
+    "false}"
+
 // The same of a file of characters.
 static const Damage damages_of_characters[] = {
     {"model/vocab/<0x7F>", NULL, "no token stands for the byte 0x7F"},
@@ -550,7 +687,21 @@ static const Damage damages_of_characters[] = {
     {"normalizer/normalizers/0/prepend", "\"_\"", "prepares texts"},
     {"normalizer", "{\"type\": \"NFC\"}", "prepares texts"},
     {"normalizer", "{\"type\": \"Sequence\", \"normalizers\": []}", "prepares texts"},
-    {"pre_tokenizer", "{\"type\": \"Metaspace\", \"replacement\": \"\xE2\x96\x81\"}", "prepares texts"},
+    {"normalizer/normalizers/1", "{\"type\": \"Prepend\", \"prepend\": \"\xE2\x96\x81\"}", "prepares texts"},
+    {"normalizer/normalizers/0",
+     "{\"type\": \"Replace\", \"pattern\": {\"String\": \"_\"}, \"content\": \"\xE2\x96\x81\"}",
+     "prepares texts"},
+    {"pre_tokenizer", METASPACE, "prepares texts"},
+};
+
+// The same where the pre-tokenizer, not the normalizer, puts blanks.
+static const Damage damages_of_blanks[] = {
+    {"normalizer", "{\"type\": \"Prepend\", \"prepend\": \"\xE2\x96\x81\"}", "prepares texts"},
+    {"pre_tokenizer/type", "\"Whitespace\"", "prepares texts"},
+    {"pre_tokenizer/replacement", "\"_\"", "prepares texts"},
+    {"pre_tokenizer/prepend_scheme", NULL, "prepares texts"},
+    {"pre_tokenizer/split", "true", "prepares texts"},
+    {"pre_tokenizer/split", NULL, "prepares texts"},
 };
 
 static void expect_refused(const json_t *good, const Damage *damage) {
@@ -576,14 +727,52 @@ static void damaged_files_are_refused_in_one_line(void **state) {
     json_object_update(json_object_get(gaps, "model"),
                        json_object_get(json_object_get(kinds, "gaps"), "model"));
     expect_refused(gaps, &unknown); // what the library puts in the place of a byte is not known here
+    Tokenizer tokenizer;
+    Error error;
+    json_t *odd = json_deep_copy(root); // but nothing stands there for 0xC0, which UTF-8 does not have
+    put(odd, unknown.path, unknown.value);
+    put(odd, "model/vocab/\xC3\x80", NULL);
+    if (!open_json(&tokenizer, odd, &error)) { fail_msg("%s", error.text); }
+    assert_true(tokenizer.lacks_bytes && tokenizer.byte_ids[0xC0] == -1);
+    tokenizer_close(&tokenizer);
+    json_decref(odd);
     json_object_update(root, json_object_get(kind, "file"));
     json_object_set(root, "model", json_object_get(kind, "model"));
     for (size_t i = 0; i < sizeof damages_of_characters / sizeof damages_of_characters[0]; i++) {
         expect_refused(root, &damages_of_characters[i]);
     }
+    json_object_update(root, json_object_get(json_object_get(kinds, "first"), "file"));
+    for (size_t i = 0; i < sizeof damages_of_blanks / sizeof damages_of_blanks[0]; i++) {
+        expect_refused(root, &damages_of_blanks[i]);
+    }
     json_decref(gaps);
     json_decref(kinds);
     json_decref(root);
+}
+
+// What a file says without asking for it.
+static void what_changes_nothing_is_accepted(void **state) {
+    (void)state;
+    static const char *const changes[][2] = {{"model/continuing_subword_prefix", "\"\""},
+                                             {"model/end_of_word_suffix", "\"\""},
+                                             {"model/dropout", "null"},
+                                             {"model/dropout", "false"},
+                                             {"model/type", NULL},
+                                             {"normalizer", "{\"type\": \"Sequence\", \"normalizers\": []}"},
+                                             {"added_tokens/1/lstrip", "false"},
+                                             {"pre_tokenizer/trim_offsets", "true"}};
+    Tokenizer reference = open_reference();
+    for (size_t i = 0; i < sizeof changes / sizeof changes[0]; i++) {
+        json_t *root = load_json(REFERENCE);
+        Tokenizer tokenizer;
+        Error error;
+        put(root, changes[i][0], changes[i][1]);
+        if (!open_json(&tokenizer, root, &error)) { fail_msg("%s: %s", changes[i][0], error.text); }
+        assert_true(tokenizer.sum == reference.sum);
+        tokenizer_close(&tokenizer);
+        json_decref(root);
+    }
+    tokenizer_close(&reference);
 }
 
 static void text_that_is_not_json_is_refused_in_one_line(void **state) {
@@ -614,6 +803,26 @@ static void text_that_is_not_json_is_refused_in_one_line(void **state) {
     assert_non_null(strstr(error.text, "cannot read /nowhere/at/all"));
     assert_false(tokenizer_open(&tokenizer, "test", &error)); // a directory without one
     assert_non_null(strstr(error.text, "test/tokenizer.json"));
+}
+
+// What would take too long is refused by its size alone.
+static void what_is_too_long_is_refused(void **state) {
+    (void)state;
+    Tokenizer tokenizer = open_reference();
+    TokenList list = {NULL, 0, 0};
+    Error error = {""};
+    size_t most = TOKENIZER_MOST_TEXT_BYTES;
+    assert_false(tokenizer_encode(&tokenizer, "", most + 1, false, &list, &error));
+    assert_non_null(strstr(error.text, "a text of 1073741825 bytes is too long to encode at once"));
+    assert_int_equal(list.count, 0);
+    tokenizer_close(&tokenizer);
+    char path[] = "/tmp/test_tokenizer.XXXXXX";
+    int file = mkstemp(path); // without any block on disk
+    assert_true(file >= 0 && ftruncate(file, (off_t)TOKENIZER_MOST_FILE_BYTES + 1) == 0);
+    assert_false(tokenizer_open(&tokenizer, path, &error));
+    assert_non_null(strstr(error.text, "is not a tokenizer.json: allowed is a file of at most 256 MiB"));
+    close(file);
+    unlink(path);
 }
 
 // The bytes of the reference file, to be damaged.
@@ -698,8 +907,11 @@ int main(void) {
         cmocka_unit_test(places_are_those_of_the_text_that_was_given),
         cmocka_unit_test(the_blank_in_front_of_a_text_is_not_of_the_text),
         cmocka_unit_test(the_token_in_front_of_a_text_is_found),
+        cmocka_unit_test(each_codec_reads_and_prints_its_tokens),
         cmocka_unit_test(merges_as_one_string_are_the_same_as_pairs),
+        cmocka_unit_test(a_tokenizer_lies_in_a_directory),
         cmocka_unit_test(tokens_without_a_row_are_left_out),
+        cmocka_unit_test(the_token_behind_a_text_is_found_beside_it),
         cmocka_unit_test(the_sum_is_that_of_the_token_files),
         cmocka_unit_test(a_byte_is_the_token_of_its_letter),
         cmocka_unit_test(decoding_is_that_of_the_library_in_steps_of_any_length),
@@ -709,7 +921,9 @@ int main(void) {
         cmocka_unit_test(millions_of_blanks_are_cut),
         cmocka_unit_test(ids_without_a_token_have_no_text),
         cmocka_unit_test(damaged_files_are_refused_in_one_line),
+        cmocka_unit_test(what_changes_nothing_is_accepted),
         cmocka_unit_test(text_that_is_not_json_is_refused_in_one_line),
+        cmocka_unit_test(what_is_too_long_is_refused),
         cmocka_unit_test(truncated_files_are_refused),
         cmocka_unit_test(random_damage_never_crashes),
     };

@@ -547,6 +547,14 @@ static int best_of(const double *values) {
     return values[2] > values[best] ? 2 : best;
 }
 
+static void the_first_of_equal_endings_is_the_best(void **state) {
+    (void)state;
+    const EvaluateSequence lines[3] = {{.characters = 3, .choices = 3}, {.characters = 6}, {.characters = 6}};
+    const EvaluateScore scores[3] = {{.log_likelihood = -4}, {.log_likelihood = -3}, {.log_likelihood = -3}};
+    assert_int_equal(evaluate_best(lines, scores, false), 1);
+    assert_int_equal(evaluate_best(lines, scores, true), 1);
+}
+
 static void hellaswag_is_that_of_plain_code(void **state) {
     (void)state;
     Fixture fixture;
@@ -639,6 +647,40 @@ static void any_number_of_ranks_gives_the_same_bits(void **state) {
     fixture_close(&fixture);
 }
 
+// Rank 1 has the same number of windows of the same lengths, and one of them elsewhere.
+static void other_data_main(Transport *transport, void *context) {
+    RanksRun *run = (RanksRun *)context;
+    EvaluateSet set = *run->set;
+    EvaluateSequence *own = (EvaluateSequence *)calloc(set.count, sizeof *own);
+    memcpy(own, set.sequences, set.count * sizeof *own);
+    own[set.count - 1].begin += (uint64_t)transport->rank;
+    set.sequences = own;
+    evaluate_as(run->fixture, &set, transport, run->scores[transport->rank]);
+}
+
+static void run_with_other_data(const void *context) { threads_run(2, other_data_main, (void *)context); }
+
+static void ranks_that_have_other_data_do_not_score(void **state) {
+    (void)state;
+    Fixture fixture;
+    static RanksRun run;
+    static EvaluateSet set;
+    Error error = {""};
+    char message[1024];
+    fixture_open(&fixture, BYTES);
+    EvaluateRequest request = make_request(
+        &fixture, EVALUATE_LAMBADA,
+        write_text("{\"text\": \"the fox\"}\n{\"text\": \"the mill\"}\n{\"text\": \"a river\"}"), NULL);
+    if (!evaluate_set_open(&set, &request, &error)) { fail_msg("%s", error.text); }
+    run.fixture = &fixture;
+    run.set = &set;
+    int status = run_in_child(run_with_other_data, &run, message, sizeof message);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SYSTEM_FAILURE);
+    if (strstr(message, "holds other data than on rank 0") == NULL) { fail_msg("%s", message); }
+    evaluate_set_close(&set);
+    fixture_close(&fixture);
+}
+
 // ---- Errors ---------------------------------------------------------------------------
 
 static void a_model_of_nan_has_no_numbers(void **state) {
@@ -653,6 +695,9 @@ static void a_model_of_nan_has_no_numbers(void **state) {
     result.scores[0].log_likelihood = (double)NAN;
     assert_false(evaluate_summarise(&result.set, result.scores, &result.summary, &error));
     assert_non_null(strstr(error.text, "nan"));
+    result.scores[0].log_likelihood = -(double)INFINITY;
+    assert_false(evaluate_summarise(&result.set, result.scores, &result.summary, &error));
+    assert_non_null(strstr(error.text, "gives -inf as a log-likelihood (sequence 0 of "));
     fixture.parameters[fixture.table.entries[fixture.table.count - 2].offset] = NAN;
     Transport transport;
     transport_open_alone(&transport, "a test");
@@ -775,6 +820,10 @@ static void requests_that_cannot_be_met_are_refused(void **state) {
     request = make_request(&wide, EVALUATE_LAMBADA, write_text("{\"text\": \"the river the mill<|end|>\"}"),
                            &tokenizer);
     expect_refusal(&request, "beyond the model's vocabulary");
+    EvaluateSet marked;
+    request = make_request(&fixture, EVALUATE_LAMBADA, write_text("\xEF\xBB\xBF{\"text\": \"a b\"}\n"), NULL);
+    if (!evaluate_set_open(&marked, &request, &error)) { fail_msg("%s", error.text); }
+    evaluate_set_close(&marked); // Windows' mark in front of a text is none of its line
     request = make_request(&fixture, EVALUATE_PERPLEXITY, write_text("abc"), NULL);
     request.T = 1;
     expect_refusal(&request, "at least 2");
@@ -853,8 +902,10 @@ int main(void) {
         cmocka_unit_test(lambada_is_that_of_plain_code),
         cmocka_unit_test(pairs_have_the_tokens_of_the_whole),
         cmocka_unit_test(texts_are_cleaned_as_the_harness_does),
+        cmocka_unit_test(the_first_of_equal_endings_is_the_best),
         cmocka_unit_test(hellaswag_is_that_of_plain_code),
         cmocka_unit_test(any_number_of_ranks_gives_the_same_bits),
+        cmocka_unit_test(ranks_that_have_other_data_do_not_score),
         cmocka_unit_test(a_model_of_nan_has_no_numbers),
         cmocka_unit_test(damaged_lines_are_refused_with_their_number),
         cmocka_unit_test(a_word_may_fill_the_whole_length),

@@ -365,6 +365,7 @@ static void a_slow_rank_is_found(void **state) {
         {2, 2, -1, {1, 3}, 0, "3,1", NULL, "3,1"}, // both are done at once
         {2, 2, 0, {1, 3}, 2, "5,2", NULL, "6,1"},
         {2, 2, 1, {1, 1}, 3, "2,2", NULL, "1,3"},
+        {4, 2, 2, {1, 1, 4, 2}, 4, "4,4,1,2", NULL, NULL}, // the slowest of two
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         Options options;

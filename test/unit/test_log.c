@@ -164,6 +164,7 @@ static void test_directories_are_numbered(void **state) {
                  {"/", "model"},
                  {"..", "model"},
                  {"a\nb", "a-b"},
+                 {"My_model.2", "My_model.2"},
                  {"runs/a-1/checkpoints/commit-20/model", "a-1"},
                  {"commit-20/model/", "commit-20"},
                  {"a/commit-2x", "commit-2x"},
@@ -320,6 +321,90 @@ static void test_report_and_validation(void **state) {
 }
 
 // run.tsv has a line for each member of an event, whatever the member holds.
+static const struct {
+    const char *key;
+    double wanted[2];
+} windows[] = {{"commit", {3, 8}},
+               {"grads", {12, 32}},
+               {"tokens", {1200, 3200}},
+               {"seconds", {10, 30}},
+               {"loss", {2.5, 3}},
+               {"perfect_loss", {1.5, 2}},
+               {"lr", {0.5, 0.25}},
+               {"grad_norm", {4, 2}},
+               {"tokens_per_second", {120, 110}},
+               {"compute_ms", {500, 600}},
+               {"communication_ms", {1000, 1200}},
+               {"exposed_ms", {250, 300}},
+               {"steps", {6, 10}},
+               {"micro_batch_ms", {1000, 1500}},
+               {"micro_batch_cpu_ms", {500, 750}},
+               {"grads_per_commit", {12.5 / 3, 4}},
+               {"bytes_sent", {300, 800}},
+               {"bytes_sent_outside", {100, 200}},
+               {"model_tflops", {240, 220}},
+               {"mfu", {0.24, 0.22}}};
+
+// The half `half` of a run of two reports, of two commits each, more steps than commits, and one
+// commit without a loss.
+static void report_half(Reports *reports, Scheduler *scheduler, int half) {
+    CommitReport *commit = &scheduler->report;
+    for (int i = 0; i < 2; i++) {
+        commit->commit = half == 0 ? 1 + 2 * i : 4 + 4 * i;
+        commit->gradients_done = 4 * commit->commit + (i == 1 ? 0.5 : 0);
+        commit->predicted = half == 0 ? 100 + 200 * i : 50 * i;
+        commit->loss = half == 0 ? 1 + 2 * i : i == 0 ? (double)NAN : 3;
+        commit->perfect_loss = commit->loss - 1;
+        commit->learning_rate = half == 0 ? 0.5 : 0.25;
+        commit->gradient_norm = half == 0 ? 4 : 2;
+        double each = half == 0 ? 1.5 : 3;
+        commit->seconds = (TraceSums){each, 2 * each, each / 2, 2 * each, each};
+        window_add_commit(reports);
+    }
+    scheduler->optimizer.steps = half == 0 ? 6 : 16;
+    scheduler->gradients_done = half == 0 ? 12 : 34; // some are not committed yet
+    scheduler->micro_batches_begun = half == 0 ? 6 : 14;
+    scheduler->transport->bytes_sent = half == 0 ? 300 : 800;
+    scheduler->transport->bytes_sent_outside = half == 0 ? 100 : 200;
+    report_window(reports, half == 0 ? 10 : 30);
+}
+
+static void test_a_report_is_of_what_came_since_the_last(void **state) {
+    (void)state;
+    static Scheduler scheduler;
+    static Transport transport;
+    assert_int_equal(mkdir("windows", 0777), 0);
+    Reports *reports = reports_in("windows");
+    reports->scheduler = &scheduler;
+    reports->micro_batch_tokens = 100;
+    reports->token_flops = 2e12;
+    reports->peak_flops = 1e15;
+    scheduler.transport = &transport;
+    window_begin(reports, 0);
+    for (int half = 0; half < 2; half++) { report_half(reports, &scheduler, half); }
+    window_begin(reports, 30);
+    report_window(reports, 31); // nothing was computed since
+    assert_close(reports->exposed_seconds, 4.5, 1e-12, "waited");
+    assert_close(reports->micro_batch_seconds, 18, 1e-12, "micro-batches");
+    reports_close(reports);
+    char *text = read_file("windows/log.jsonl");
+    for (int half = 0; half < 2; half++) {
+        json_t *report = parse_line(text, half);
+        for (size_t i = 0; i < sizeof windows / sizeof windows[0]; i++) {
+            double wanted = windows[i].wanted[half];
+            assert_close(json_number_value(json_object_get(report, windows[i].key)), wanted, 1e-11 * wanted,
+                         windows[i].key);
+        }
+        json_decref(report);
+    }
+    json_t *idle = parse_line(text, 2);
+    assert_true(json_is_null(json_object_get(idle, "tokens_per_second")) &&
+                json_is_null(json_object_get(idle, "loss")) &&
+                json_object_get(idle, "micro_batch_ms") == NULL);
+    json_decref(idle);
+    free(text);
+}
+
 static void test_facts(void **state) {
     (void)state;
     assert_int_equal(mkdir("facts", 0777), 0);
@@ -700,6 +785,12 @@ static void test_bar_redraws_in_place(void **state) {
     char *last = strrchr(text, '['); // of the wipe
     assert_true(last != NULL && strcmp(last, "[K") == 0);
     free(text);
+    terminal_on_memory(&terminal, &text, &size, true);
+    bar_at(&terminal, 7, 8, 10);
+    bar_at(&terminal, 8, 8, 10.01); // soon, but the last one
+    fclose(terminal.stream);
+    expect_text(text, "100 %  8 of 8 tokens, 0:00 left");
+    free(text);
     for (int columns = 0; columns < 200; columns++) { // never wider than the screen
         terminal_on_memory(&terminal, &text, &size, true);
         terminal.columns = columns;
@@ -729,6 +820,18 @@ static void test_silence_is_broken(void **state) {
     expect_text(strstr(lines, "\n"),
                 "\n 25 %  2 of 8 tokens, 51:00 left\n 75 %  validation, 3 of 4 batches, 0:30 left\n");
     assert_null(strchr(text, '\033'));
+    assert_ptr_equal(strstr(text, "2 of 8"), strstr(text, "2 of 8 tokens, 51:00 left")); // no line before
+    free(text);
+    // Training may ask for a longer silence.
+    terminal_on_memory(&terminal, &text, &size, false);
+    progress.silence = 60;
+    for (int now = 0; now <= 60; now++) {
+        progress.done = now;
+        progress.total = 100;
+        terminal_bar(&terminal, &progress, now);
+    }
+    fclose(terminal.stream);
+    assert_string_equal(text, " 60 %  validation, 60 of 100 batches, 1:00 left\n");
     free(text);
 }
 
@@ -785,6 +888,7 @@ int main(void) {
         cmocka_unit_test(test_directory_without_permission),
         cmocka_unit_test(test_words_for_a_shell),
         cmocka_unit_test(test_report_and_validation),
+        cmocka_unit_test(test_a_report_is_of_what_came_since_the_last),
         cmocka_unit_test(test_facts),
         cmocka_unit_test(test_a_spike_names_its_sequences),
         cmocka_unit_test(test_opening_again_appends),

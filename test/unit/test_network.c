@@ -179,6 +179,13 @@ static void hosts_that_are_alike_are_not_odd(void **state) {
         tell_pair(&told, 0, 1, 80e6, 125e6, 70e6, 500e-6);
         expect_odd(&told, NULL, 0);
     }
+    tell(&told, 3); // late all, and one of them twice as late
+    told.facts[EACH * 2].clock = -3;
+    told.facts[EACH * 2].clock_error = 2.5; // it may be right
+    tell_pair(&told, 0, 1, 125e6, 125e6, 120e6, 10e-3);
+    tell_pair(&told, 0, 2, 125e6, 125e6, 120e6, 10e-3);
+    tell_pair(&told, 1, 2, 125e6, 125e6, 120e6, 20e-3);
+    expect_odd(&told, NULL, 0);
 }
 
 static void what_differs_is_named(void **state) {
@@ -215,6 +222,20 @@ static void what_differs_is_named(void **state) {
                                      "node2 runs another program than rank 0: commit abc, x86-64-v2",
                                      "node2 sends by eth2, which is wireless"},
                3);
+    tell(&told, 3); // hosts that an emulated link makes of one have its name
+    tell_pair(&told, 2, 0, 125e6, 12e6, 11e6, 100e-6);
+    tell_pair(&told, 2, 1, 125e6, 13e6, 11e6, 100e-6);
+    snprintf(told.hellos[EACH * 1].host, sizeof told.hellos->host, "node2");
+    told.facts[EACH * 1].clock = 5;
+    told.facts[EACH * 1].half_duplex = true;
+    snprintf(told.hellos[EACH * 1].revision, sizeof told.hellos->revision, "def");
+    expect_odd(
+        &told,
+        (const char *const[]){"the clock of rank 2 is 5.0 s ahead of rank 0's",
+                              "rank 2 runs another program than rank 0: commit def, ; rank 0: commit abc",
+                              "rank 2 sends by eth1, which is half-duplex",
+                              "rank 4 receives 104M bits a second at most, where 1.00G are usual"},
+        4);
 }
 
 // What the options say is not measured; what they do not say is.
@@ -258,11 +279,28 @@ static void programs_are_told_bits(void **state) {
     Told told;
     tell(&told, 2);
     tell_pair(&told, 0, 1, 100e6, 50e6, 40e6, 3e-3);
-    json_t *odd = json_array(), *network = network_as_json(&told.network, odd),
-           *pairs = json_object_get(network, "pairs");
+    HostFacts *facts = &told.facts[EACH * 1];
+    Hello *hello = &told.hellos[EACH * 1];
+    facts->micro_batch = 0.25;
+    facts->clock = -1.5;
+    facts->interface_mbit = 100;
+    hello->cores = 6;
+    snprintf(hello->rounding, sizeof hello->rounding, "x86-64-v3");
+    json_t *odd = json_pack("[s]", "it is cold"), *network = network_as_json(&told.network, odd),
+           *pairs = json_object_get(network, "pairs"), *hosts = json_object_get(network, "hosts"),
+           *wanted =
+               json_pack("{s:s, s:i, s:i, s:s, s:f, s:f, s:f, s:s, s:s}", "host", "node1", "ranks", EACH,
+                         "cores", 6, "interface", "eth1", "interface_mbit", 100.0, "clock_seconds", -1.5,
+                         "micro_batch_ms", 250.0, "commit", "abc", "rounding", "x86-64-v3");
+    assert_int_equal(json_array_size(hosts), 2);
+    assert_true(json_equal(json_array_get(hosts, 1), wanted));
+    assert_true(json_equal(json_object_get(network, "odd"), odd));
+    json_decref(wanted);
     assert_int_equal(json_array_size(pairs), 2);
     for (size_t i = 0; i < 2; i++) {
         const json_t *pair = json_array_get(pairs, i);
+        assert_string_equal(json_string_value(json_object_get(pair, "from")), i == 0 ? "node0" : "node1");
+        assert_string_equal(json_string_value(json_object_get(pair, "to")), i == 0 ? "node1" : "node0");
         assert_close(json_number_value(json_object_get(pair, "bits_per_second")), i == 0 ? 800e6 : 400e6, 0,
                      "one way");
         assert_close(json_number_value(json_object_get(pair, "at_once")), 320e6, 0, "at once");
@@ -271,6 +309,38 @@ static void programs_are_told_bits(void **state) {
     json_decref(network);
     json_decref(odd);
     groups_free(&told.groups);
+}
+
+enum { TABLE_MOST = 64 };
+
+// lines (TABLE_MOST) <- those of the table that are not empty. Returns how many.
+static int print_table(const Network *network, json_t *odd, char lines[TABLE_MOST][512]) {
+    int count = 0;
+    fflush(stdout);
+    FILE *file = tmpfile();
+    int terminal = dup(1);
+    dup2(fileno(file), 1);
+    network_print(network, odd);
+    fflush(stdout);
+    dup2(terminal, 1);
+    close(terminal);
+    rewind(file);
+    while (count < TABLE_MOST && fgets(lines[count], sizeof lines[count], file) != NULL) {
+        lines[count][strcspn(lines[count], "\n")] = '\0';
+        count += lines[count][0] != '\0';
+    }
+    fclose(file);
+    json_decref(odd);
+    return count;
+}
+
+// The table ends so. Returns how many lines stand before that.
+static int expect_end(const Network *network, json_t *odd, const char *const *wanted, int count) {
+    static char lines[TABLE_MOST][512];
+    int before = print_table(network, odd, lines) - count;
+    assert_true(before >= 0);
+    for (int i = 0; i < count; i++) { assert_string_equal(lines[before + i], wanted[i]); }
+    return before;
 }
 
 // Of each host the slowest pair: rates in bits, latencies in microseconds, and how far its clock is
@@ -302,28 +372,41 @@ static void the_table_says_what_was_measured(void **state) {
     told.facts[EACH * 2].interface[0] = '\0';
     told.hellos[EACH * 0].cores = 8;
     told.hellos[EACH * 1].cores = 4;
-    json_t *odd = json_pack("[s]", "it is cold");
-    fflush(stdout);
-    FILE *file = tmpfile();
-    int terminal = dup(1);
-    dup2(fileno(file), 1);
-    network_print(&told.network, odd);
-    fflush(stdout);
-    dup2(terminal, 1);
-    close(terminal);
-    rewind(file);
-    char line[512];
-    size_t count = 0, lines = sizeof wanted / sizeof wanted[0];
-    while (fgets(line, sizeof line, file) != NULL) {
-        line[strcspn(line, "\n")] = '\0';
-        if (line[0] == '\0') { continue; }
-        assert_true(count < lines);
-        assert_string_equal(line, wanted[count++]);
-    }
-    assert_int_equal(count, lines);
-    fclose(file);
-    json_decref(odd);
+    assert_int_equal(expect_end(&told.network, json_pack("[s]", "it is cold"), wanted, 6), 0);
     groups_free(&told.groups);
+}
+
+static void a_long_table_says_how_much_is_missing(void **state) {
+    (void)state;
+    static const char *const wanted[] = {"odd              the 15th", "odd              the 16th",
+                                         "                 and 2 more: --json has all"};
+    static const char *const alike[] = {
+        "odd              nothing: hosts, links, clocks and programs are alike"};
+    enum { MANY = 34 };
+    static Hello hellos[MANY];
+    static HostFacts facts[MANY];
+    static PairMeasure pairs[MANY * MANY];
+    Told told;
+    tell(&told, 2);
+    assert_int_equal(expect_end(&told.network, json_array(), alike, 1), 4);
+    json_t *odd = json_array();
+    for (int i = 1; i <= 18; i++) { odd_add(odd, "the %dth", i); }
+    assert_int_equal(expect_end(&told.network, odd, wanted, 3), 4 + 14);
+    groups_free(&told.groups);
+    Groups groups;
+    groups_make_even(&groups, 0, MANY, 1);
+    for (int host = 0; host < MANY; host++) {
+        snprintf(hellos[host].host, sizeof hellos->host, "node%d", host);
+        snprintf(hellos[host].revision, sizeof hellos->revision, "abc");
+        pairs[host * MANY + (host + 1) % MANY] = (PairMeasure){100e-6, 125e6, 125e6, 120e6};
+    }
+    Network network = {.groups = &groups, .hellos = hellos, .facts = facts, .pairs = pairs};
+    static const char *const cut[] = {
+        "  node31               1     0  -                    0.0ms    1.00G    1.00G     960M      100"
+        "   +0.000s  abc",
+        "  and 2 more: --json has all", alike[0]};
+    assert_int_equal(expect_end(&network, json_array(), cut, 3), 2 + 31);
+    groups_free(&groups);
 }
 
 int main(void) {
@@ -337,6 +420,7 @@ int main(void) {
         cmocka_unit_test(a_plan_takes_what_was_measured),
         cmocka_unit_test(programs_are_told_bits),
         cmocka_unit_test(the_table_says_what_was_measured),
+        cmocka_unit_test(a_long_table_says_how_much_is_missing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

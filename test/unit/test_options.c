@@ -352,6 +352,10 @@ static void test_texts(void **state) {
     const char *foreign[] = {"--prompt", "caf\xe9", NULL};
     assert_false(parse(&options, &error, foreign));
     expect_text("Latin-1", error.text, "--prompt: the text is not valid UTF-8");
+    const OptionSpec *model = option_find("model");
+    assert_true(option_set(model, &options, "a-long-name", &error)); // nothing of it stays
+    assert_true(option_set(model, &options, "short", &error));
+    assert_string_equal(options.model, "short");
 }
 
 static void test_names_are_suggested(void **state) {
@@ -511,7 +515,8 @@ static void test_messages_stay_one_short_line(void **state) {
 static void test_help_and_version_come_first(void **state) {
     (void)state;
     static const char *const help[] = {
-        "--help", "-h", "help", "plan --help", "--nonsense --lr x --help", "--version --help"};
+        "--help",          "-h", "help", "plan --help", "--nonsense --lr x --help", "--version --help",
+        "--help --version"};
     Options options;
     for (size_t i = 0; i < sizeof help / sizeof help[0]; i++) {
         expect_valid(&options, help[i]);
@@ -863,6 +868,12 @@ static void test_nearer_rival_wins(void **state) {
     snprintf(line, sizeof line, "--config %s", path);
     assert_false(parse_line(&options, &error, line));
     expect_text(line, error.text, "--from and --model: one takes the place of the other; choose one");
+    // What has won over the file is still a rival of what else the line has.
+    static const char like[] = "{\"like\": \"R\"}";
+    write_file(path, like, strlen(like));
+    snprintf(line, sizeof line, "plan --config %s --compute-ms 3 --gpu-tflops 4 --gpu-memory 8G", path);
+    assert_false(parse_line(&options, &error, line));
+    expect_text(line, error.text, "--gpu-tflops and --compute-ms: one takes the place of the other");
 }
 
 // ---- Options that do not fit together -------------------------------------------------
@@ -904,7 +915,12 @@ static void test_times_have_units(void **state) {
         assert_true(options_save_times(&options, &times, &error));
         assert_true(times.seconds == cases[i].seconds && times.commits == 0 && !times.never);
     }
-    expect_contradiction("--save-every 0.5s", "a time of 1s or more");
+    static const char *const wrong[] = {"0.5s", "0", "-1", "10mx", "1e9h", "1.5", "s"};
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        char line[64];
+        snprintf(line, sizeof line, "--save-every %s", wrong[i]);
+        expect_contradiction(line, "is not valid; allowed: a number of commits, a time of 1s or more");
+    }
 }
 
 static void test_contradictions(void **state) {
@@ -1168,6 +1184,10 @@ static void test_contradictions_with_ranks(void **state) {
     assert_false(options_check_ranks(&options, 2, 256, &error));
     expect_text("tokens", error.text, "6 micro-batches on 2 ranks x 8 sequences x 256 tokens = 12288");
     expect_text("tokens", error.text, "or --rank-accumulate");
+    expect_valid(&options,
+                 "--data f --epochs 2 --micro-batch 1"); // how many tokens these are is not known yet
+    options.tokens = 0;
+    assert_true(options_check_ranks(&options, 3, 256, &error));
 }
 
 // ---- What is printed ------------------------------------------------------------------
@@ -1251,6 +1271,12 @@ static void test_help_by_topic(void **state) {
     expect_help("eval", 14, 14, "--stride");
     expect_help("plan", 12, 12, "--host-mbit");
     expect_help("train", 0, 0, "help TOPIC");
+    expect_help("weight-decay", 1, 1, "; auto or 0 .. ");
+    char *text = help_on("acco", &error);
+    const char *heading = strstr(text, "Options of acco that not every rule has");
+    assert_non_null(heading);
+    assert_null(strstr(heading + 1, "Options of acco")); // it stands there once
+    free(text);
     for (int group = 0; group < GROUP_COUNT; group++) { // no other topic is called as a group is
         expect_help(option_groups[group].name, 1, 20, option_groups[group].title);
         assert_null(option_find(option_groups[group].name));

@@ -111,6 +111,52 @@ static void test_human_numbers(void **state) {
     }
 }
 
+// Sizes have the digits of counts, with bytes for a unit. Of values the larger middle one counts.
+static void test_sizes_and_medians(void **state) {
+    (void)state;
+    static const struct {
+        size_t bytes;
+        const char *text;
+    } sizes[] = {{0, "0 bytes"},        {1, "1 byte"},           {112, "112 bytes"},
+                 {999, "999 bytes"},    {1000, "1.00 kB"},       {9220, "9.22 kB"},
+                 {147000000, "147 MB"}, {2860000000, "2.86 GB"}, {999500000, "1.00 GB"}};
+    char text[SIZE_TEXT];
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        assert_string_equal(size_text(sizes[i].bytes, text), sizes[i].text);
+    }
+    double one[] = {7}, two[] = {5, 3}, odd[] = {3, -8, 40, 2, 1e9}, even[] = {10, 9, 2e-3, 1e-3};
+    assert_true(median_of(one, 1) == 7 && median_of(two, 2) == 5);
+    assert_true(median_of(odd, 5) == 3 && median_of(even, 4) == 9);
+    assert_true(odd[0] == -8 && odd[1] == 2 && odd[3] == 40 && odd[4] == 1e9); // sorted
+}
+
+// A message is one line, and quotes no more than a line's worth of what it complains of.
+static void test_words_of_errors(void **state) {
+    (void)state;
+    char letters[70], excerpt[64], list[16] = "";
+    Error error;
+    memset(letters, 'x', sizeof letters);
+    letters[60] = '\0';
+    assert_string_equal(text_excerpt(letters, excerpt), letters);
+    letters[60] = 'x';
+    letters[61] = '\0';
+    text_excerpt(letters, excerpt);
+    assert_int_equal(strspn(excerpt, "x"), 60);
+    assert_string_equal(excerpt + 60, "...");
+    assert_false(error_set(&error, "a\nb\x7f\x1f %s", "c d\xff"));
+    assert_string_equal(error.text, "a?b?? c d\xff");
+    errno = ENOSPC;
+    assert_false(error_set_file(&error, "read", "a/b"));
+    assert_string_equal(error.text, "cannot read a/b: No space left on device");
+    text_join(list, sizeof list, ", ", "%s", "one");
+    text_join(list, sizeof list, ", ", "%d", 2);
+    assert_string_equal(list, "one, 2");
+    text_join(list, sizeof list, ", ", "%s", "thirty-three");
+    assert_string_equal(list, "one, 2, thirty-");
+    text_join(list, sizeof list, ", ", "%s", "four");
+    assert_string_equal(list, "one, 2, thirty-");
+}
+
 static void test_text_is_repaired(void **state) {
     (void)state;
     static const struct {
@@ -779,6 +825,8 @@ static int remove_scratch(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_human_numbers),
+        cmocka_unit_test(test_sizes_and_medians),
+        cmocka_unit_test(test_words_of_errors),
         cmocka_unit_test(test_text_is_repaired),
         cmocka_unit_test(test_directories_are_numbered),
         cmocka_unit_test(test_directories_that_are_named),

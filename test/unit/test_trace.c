@@ -406,6 +406,7 @@ static void write_rank(Transport *transport, void *context) {
     FileRank *self = &world->ranks[transport->rank];
     Trace trace;
     trace_open(&trace, true);
+    snprintf(transport->host, sizeof transport->host, "pc%d", transport->rank);
     for (int i = 0; i < self->spans; i++) {
         Span span = true_span(transport->rank, i);
         begin_at(&trace, span.lane, span.name, self->shift + self->rate * span.began);
@@ -413,6 +414,7 @@ static void write_rank(Transport *transport, void *context) {
     }
     double first = self->shift + self->rate * 10, last = self->shift + self->rate * 100;
     ClockOffset start = {first, 10 - first, 0}, end = {last, 100 - last, 0};
+    trace.dropped = transport->rank == 2 ? 12 : 0;
     self->written = trace_write(&trace, transport, &start, &end, world->path.text, &self->error);
     trace_close(&trace);
 }
@@ -454,6 +456,32 @@ static void assert_spans(const json_t *events, const FileWorld *world, int ranks
     for (int rank = 0; rank < ranks; rank++) { assert_int_equal(next[rank], world->ranks[rank].spans); }
 }
 
+// What viewers call each rank, and whose spans are not all there.
+static void assert_names(const json_t *events, int ranks) {
+    int names = 0, labels = 0;
+    for (size_t i = 0; i < json_array_size(events); i++) {
+        const json_t *event = json_array_get(events, i), *arguments = json_object_get(event, "args");
+        const char *about = json_string_value(json_object_get(event, "name"));
+        char text[64];
+        if (strcmp(json_string_value(json_object_get(event, "ph")), "M") != 0) { continue; }
+        int rank = (int)number_of(event, "pid");
+        assert_in_range(rank, 0, ranks - 1);
+        if (strcmp(about, "process_name") == 0) {
+            snprintf(text, sizeof text, "rank %d on pc%d", names, names);
+            assert_int_equal(rank, names++);
+            assert_string_equal(json_string_value(json_object_get(arguments, "name")), text);
+        } else if (strcmp(about, "process_sort_index") == 0) {
+            assert_int_equal((int)number_of(arguments, "sort_index"), rank);
+        } else if (strcmp(about, "process_labels") == 0) {
+            assert_int_equal(rank, 2);
+            assert_string_equal(json_string_value(json_object_get(arguments, "labels")), "12 spans dropped");
+            labels++;
+        }
+    }
+    assert_int_equal(names, ranks);
+    assert_int_equal(labels, ranks > 2 ? 1 : 0);
+}
+
 // Between the first line and the last every line is an event, with a comma but for the
 // last one.
 static size_t assert_one_event_per_line(char *text) {
@@ -489,6 +517,7 @@ static void the_file_has_every_span_of_every_rank_in_one_time(void **state) {
         const json_t *events = json_object_get(trace, "traceEvents");
         assert_true(json_is_array(events));
         assert_spans(events, &world, ranks);
+        assert_names(events, ranks);
         char *text = read_text(world.path.text);
         assert_int_equal(assert_one_event_per_line(text), json_array_size(events));
         free(text);

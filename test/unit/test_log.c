@@ -240,6 +240,55 @@ static void test_directories_that_are_named(void **state) {
     expect_text(error.text, "cannot create the directory /proc/there");
 }
 
+// Everything in a directory is removed, but of a link only the link: what it points to may be
+// somebody else's. What is not there is no error.
+static void test_trees_are_removed(void **state) {
+    (void)state;
+    static const char *const directories[] = {"theirs", "tree", "tree/a", "tree/a/b", "tree/.hidden"},
+                             *const files[] = {"theirs/file", "tree/file", "tree/a/b/file", "tree/.hidden/f"};
+    for (int i = 0; i < 5; i++) { assert_int_equal(mkdir(directories[i], 0777), 0); }
+    for (int i = 0; i < 4; i++) { assert_int_equal(fclose(fopen(files[i], "w")), 0); }
+    assert_int_equal(symlink("../theirs", "tree/link"), 0);
+    assert_int_equal(symlink("../../theirs/file", "tree/a/link"), 0);
+    assert_true(directory_has("tree", "fi") && directory_has("tree/a", "b") && directory_has("tree", "link"));
+    assert_false(directory_has("tree", "ile") || directory_has("tree/a", "bb") || directory_has("none", ""));
+    tree_remove("tree/link");
+    assert_true(access("theirs/file", F_OK) == 0 && access("tree/link", F_OK) != 0);
+    assert_int_equal(symlink("../theirs", "tree/link"), 0);
+    tree_remove("tree");
+    tree_remove("tree");
+    assert_true(access("tree", F_OK) != 0 && access("theirs/file", F_OK) == 0);
+    tree_remove("theirs/file");
+    assert_true(access("theirs/file", F_OK) != 0 && access("theirs", F_OK) == 0);
+    tree_remove("theirs");
+}
+
+// The first line that begins so, without its beginning; a name that is too long is said.
+static void test_lines_and_paths(void **state) {
+    (void)state;
+    char line[64] = "as before", path[PATH_MAX], directory[PATH_MAX + 10];
+    Error error = {""};
+    FILE *file = fopen("lines", "w");
+    assert_true(file != NULL &&
+                fputs("MemTotal: 5 kB\n MemFree: 1\nMemFree: 2 kB\nMemFree: 3 kB\n", file) >= 0);
+    assert_int_equal(fclose(file), 0);
+    assert_true(file_read_line("lines", "MemFree:", line, sizeof line));
+    assert_string_equal(line, " 2 kB\n");
+    assert_true(file_read_line("lines", "", line, sizeof line));
+    assert_string_equal(line, "MemTotal: 5 kB\n");
+    assert_false(file_read_line("lines", "Free", line, sizeof line) ||
+                 file_read_line("none", "", line, sizeof line));
+    assert_true(path_within(path, "a/b", "c", &error));
+    assert_string_equal(path, "a/b/c");
+    memset(directory, 'd', sizeof directory);
+    directory[PATH_MAX - 3] = '\0';
+    assert_true(path_within(path, directory, "c", &error));
+    assert_int_equal(strlen(path), PATH_MAX - 1);
+    assert_false(path_within(path, directory, "cc", &error));
+    expect_text(error.text, "the path of cc in ddd");
+    expect_text(error.text, "... is too long");
+}
+
 static void test_directory_without_permission(void **state) {
     (void)state;
     char path[RUN_PATH_SIZE];
@@ -830,6 +879,8 @@ int main(void) {
         cmocka_unit_test(test_text_is_repaired),
         cmocka_unit_test(test_directories_are_numbered),
         cmocka_unit_test(test_directories_that_are_named),
+        cmocka_unit_test(test_trees_are_removed),
+        cmocka_unit_test(test_lines_and_paths),
         cmocka_unit_test(test_directory_without_permission),
         cmocka_unit_test(test_words_for_a_shell),
         cmocka_unit_test(test_report_and_validation),

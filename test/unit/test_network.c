@@ -6,6 +6,12 @@
 
 #include "test/harness.h"
 
+#include "runtime/device.h"
+
+// The time of a thread that tells it; NULL: the machine's.
+static __thread double *told_time;
+#define clock_seconds() (told_time != NULL ? *told_time : clock_seconds())
+
 #include "plan/network.h"
 #include "test/threads_link.h"
 
@@ -78,6 +84,48 @@ static void a_pair_is_measured_in_both_directions(void **state) {
     double rate = probed->exchange[0].rate;
     if (!(rate < 1.5 * SLOW_RATE && rate > 0.05 * SLOW_RATE)) { fail_msg("exchange: %g", rate); }
     free(probed);
+}
+
+// A link to others that answer at once with zeros. All that a rank sends takes the told time: a
+// message its share of the latency, and its bytes.
+typedef struct ToldLink {
+    double time, latency, rate;
+} ToldLink;
+
+static void told_start(void *state, LinkRequest *request, bool is_send, int peer, void *data, size_t bytes) {
+    ToldLink *link = (ToldLink *)state;
+    (void)request, (void)peer;
+    if (is_send) {
+        link->time += link->latency / (RANKS - 1) + (double)bytes / link->rate;
+    } else {
+        memset(data, 0, bytes);
+    }
+}
+
+static bool told_is_done(void *state, LinkRequest *request) {
+    (void)state, (void)request;
+    return true;
+}
+
+// The latency is that of one exchange, the rate that of all bytes that leave a rank; the slowest
+// rank's times count. Slow links are not measured for long.
+static void an_exchange_is_measured_as_it_is(void **state) {
+    (void)state;
+    static const ToldLink links[] = {{0, 1e-3, 1e8}, {0, 2e-3, 1e6}, {0, 20e-3, 1e9}, {0, 0, 1e5}};
+    for (int i = 0; i < 8; i++) {
+        ToldLink told = links[i / 2];
+        const Link link = {.name = "told", .state = &told, .start = told_start, .is_done = told_is_done};
+        Transport transport;
+        transport_prepare(&transport, 0, RANKS, 1, &link, "a test");
+        told_time = &told.time;
+        LinkMeasure measure = link_measure(&transport, i % 2 == 1);
+        told_time = NULL;
+        transport_close(&transport);
+        double alone = told.latency + (RANKS - 1) * sizeof(double) / told.rate;
+        assert_close(measure.latency, alone, 1e-9, "latency");
+        assert_close(measure.rate / told.rate, 1, 0.02, "rate");
+        if (!(told.time > 0.05 && told.time < 1.6)) { fail_msg("measured for %g s", told.time); }
+    }
 }
 
 // Of three interfaces the second sends most: each byte of a tunnel (the third) passes it, too.
@@ -330,6 +378,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_host_meets_every_other_once),
         cmocka_unit_test(a_pair_is_measured_in_both_directions),
+        cmocka_unit_test(an_exchange_is_measured_as_it_is),
         cmocka_unit_test(an_interface_is_found_by_what_it_has_sent),
         cmocka_unit_test(interfaces_of_this_machine_are_read),
         cmocka_unit_test(hosts_that_are_alike_are_not_odd),

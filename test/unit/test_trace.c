@@ -338,6 +338,51 @@ static void offsets_are_within_their_bound_when_messages_are_late(void **state) 
     assert_offsets(2e-3);
 }
 
+// A link to rank 0, whose clock shows the true time. A round takes `forth` until rank 0 reads its
+// clock, and `back` until its message is here.
+typedef struct ClockLink {
+    double now, forth[TRACE_CLOCK_ROUNDS], back[TRACE_CLOCK_ROUNDS];
+    int round;
+} ClockLink;
+
+static ClockLink *clock_link;
+
+static double late_clock(void) { return clock_link->now + 1000; }
+
+static void clock_start(void *state, LinkRequest *request, bool is_send, int peer, void *data, size_t bytes) {
+    ClockLink *link = (ClockLink *)state;
+    (void)request, (void)peer;
+    if (!is_send && bytes == 1) { link->now += link->forth[link->round]; } // the barrier
+    if (is_send || bytes != sizeof link->now) { return; }
+    memcpy(data, &link->now, sizeof link->now);
+    link->now += link->back[link->round++];
+}
+
+static bool clock_is_done(void *state, LinkRequest *request) {
+    (void)state, (void)request;
+    return true;
+}
+
+// By hand: the shortest ways, of different rounds, bound the offset from both sides.
+static void the_shortest_ways_bound_an_offset(void **state) {
+    (void)state;
+    ClockLink told = {.now = 5};
+    const Link link = {.name = "told", .state = &told, .start = clock_start, .is_done = clock_is_done};
+    Transport transport;
+    for (int i = 0; i < TRACE_CLOCK_ROUNDS; i++) {
+        told.forth[i] = i == 5 ? 0.003 : 0.02;
+        told.back[i] = i == 11 ? 0.001 : 0.01;
+    }
+    clock_link = &told;
+    transport_prepare(&transport, 1, 2, 1, &link, "a test");
+    ClockOffset offset = trace_measure_clock(&transport, late_clock);
+    transport_close(&transport);
+    assert_int_equal(told.round, TRACE_CLOCK_ROUNDS);
+    assert_close(offset.time, told.now + 1000, 0, "time of the measurement");
+    assert_close(offset.seconds, -1000 + 0.001, 1e-9, "offset");
+    assert_close(offset.error, 0.002, 1e-9, "error");
+}
+
 static void a_clock_that_drifts_is_mapped_along_the_line(void **state) {
     (void)state;
     // this clock shows 1000 + t * (1 + 2^-10) where that of rank 0 shows t
@@ -681,6 +726,7 @@ int main(void) {
         cmocka_unit_test(two_threads_may_trace_while_the_host_takes),
         cmocka_unit_test(offsets_are_within_their_bound),
         cmocka_unit_test(offsets_are_within_their_bound_when_messages_are_late),
+        cmocka_unit_test(the_shortest_ways_bound_an_offset),
         cmocka_unit_test(a_clock_that_drifts_is_mapped_along_the_line),
         cmocka_unit_test(the_file_has_every_span_of_every_rank_in_one_time),
         cmocka_unit_test(the_lines_of_the_file_are_as_promised),

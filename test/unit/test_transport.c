@@ -6,7 +6,7 @@
 
 #include "test/harness.h"
 
-#include "comm/collectives_host.h"
+#include "comm/exchange.h"
 #include "comm/probe.h"
 #include "comm/transport_mpi.h"
 #include "test/threads_link.h"
@@ -704,6 +704,53 @@ static void messages_are_as_long_as_the_cache_likes(void **state) {
     }
 }
 
+// By hand: vectors in GPU memory, whose messages are encoded there. Of eight ranks on two hosts
+// each owns 1 of 8 and is the delegate of 2; a message begins at a line of 128 bytes.
+static void messages_of_nccl_have_room(void **state) {
+    (void)state;
+    enum { PIECE = 40, CELLS = 10, CELL = 8 * PIECE * 4 };
+    static const struct {
+        int per_host;
+        size_t limit, cells, owners; // limit: bytes of buffer_limit; owners: whose messages there is room for
+    } rows[] = {{1, 0, CELLS, 8 + 8}, {1, 4 * CELL, 4, 8 + 8},         {1, 4 * CELL - 1, 3, 8 + 8},
+                {1, 5, 1, 8 + 8},     {4, 4 * CELL, 4, 2 + 2 + 8 + 6}, {8, 0, CELLS, 1 + 1 + 8 + 7}};
+    const Layout layout = {.count = 8 * PIECE * CELLS, .size = 8, .piece = PIECE, .cells = CELLS};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        Transport transport;
+        Arena arena;
+        Nccl nccl;
+        memset(&nccl, 0, sizeof nccl);
+        memset(&arena, 0, sizeof arena);
+        nccl.buffer_limit = rows[i].limit;
+        transport_open_supposed(&transport, 8, rows[i].per_host);
+        transport.two_level = rows[i].per_host > 1;
+        nccl_collectives_reserve(&nccl, &transport, &arena, &layout);
+        assert_int_equal(nccl.cells, rows[i].cells);
+        size_t owner = (rows[i].cells * PIECE * 4 + 127) / 128 * 128;
+        assert_int_equal(arena_class_bytes(&arena, MEMORY_COMMUNICATION), rows[i].owners * owner);
+        assert_true(nccl.gathered == (rows[i].per_host > 1 ? &nccl.inside_received : &nccl.received));
+        transport_close(&transport);
+    }
+}
+
+// A long vector is copied in several pieces; nothing beside its range is.
+static void a_staged_copy_has_several_pieces(void **state) {
+    (void)state;
+    const size_t begin = 5, end = begin + 2 * (size_t)STAGED_PIECE + 9, count = end + 3;
+    float *from = (float *)malloc(2 * count * sizeof *from), *to = from + count;
+    Stream stream;
+    memset(&stream, 0, sizeof stream);
+    for (size_t i = 0; i < count; i++) {
+        from[i] = (float)(i % 65521);
+        to[i] = -1;
+    }
+    staged_copy(&stream, to, from, begin, end);
+    for (size_t i = 0; i < count; i++) {
+        assert_true(to[i] == (i >= begin && i < end ? (float)(i % 65521) : -1));
+    }
+    free(from);
+}
+
 // ---- The emulated link ----------------------------------------------------------------
 
 // A message cannot leave before the emulated link has let it through: a bound that no
@@ -1032,6 +1079,8 @@ int main(void) {
         cmocka_unit_test(all_ranks_hear_of_the_first_failure),
         cmocka_unit_test(messages_are_few_among_many_ranks),
         cmocka_unit_test(messages_are_as_long_as_the_cache_likes),
+        cmocka_unit_test(messages_of_nccl_have_room),
+        cmocka_unit_test(a_staged_copy_has_several_pieces),
         cmocka_unit_test(the_emulated_link_is_as_slow_as_it_says),
         cmocka_unit_test(the_emulated_link_is_as_late_as_it_says),
         cmocka_unit_test(latencies_of_messages_do_not_add_up),

@@ -8,6 +8,12 @@
 
 #include <sys/mman.h>
 
+#include "runtime/device.h"
+
+// A clock that moves by this many seconds whenever it is read; 0: the machine's.
+static double clock_step, clock_told;
+#define clock_seconds() (clock_step > 0 ? clock_told += clock_step : clock_seconds())
+
 #include "kernels/cpu/product_rates.h"
 #include "runtime/random.h"
 #include "test/layer_calls.h"
@@ -635,6 +641,15 @@ static void rates_are_measured_in_both_formats(void **state) {
     double some = product_rates_measure(2, one, PRODUCT_RATES_ROWS, 96, 200, 0.05).gflops[PRECISION_FP32],
            more = product_rates_measure(2, one, 1 << 20, 96, 200, 0.05).gflops[PRECISION_FP32];
     if (!(more < 100 * some)) { fail_msg("%g GFLOP/s for more rows, %g for some", more, some); }
+    // Of three products of 2 operations for each of their elements, that take 2 seconds.
+    clock_step = 2;
+    rates = product_rates_measure(1, both, 64, 96, 200, 100);
+    single = product_rates_measure(1, one, 1 << 20, 96, 200, 0);
+    clock_step = 0;
+    assert_close(rates.gflops[PRECISION_FP32], 3e-9 * 64 * 96 * 200, 1e-12, "rate in fp32");
+    assert_close(rates.gflops[PRECISION_BF16], matmul_has_bf16() ? 3e-9 * 64 * 96 * 200 : 0, 1e-12,
+                 "rate in bf16");
+    assert_close(single.gflops[PRECISION_FP32], 3e-9 * PRODUCT_RATES_ROWS * 96 * 200, 1e-12, "of a part");
     ProductRates slower = {{200, 150}}, faster = {{100, 150}}, noise = {{100, 105}}, missing = {{100, 0}};
     assert_true(product_rates_faster(&slower) == PRECISION_FP32);
     assert_true(product_rates_faster(&faster) == PRECISION_BF16);

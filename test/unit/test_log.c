@@ -289,6 +289,72 @@ static void test_lines_and_paths(void **state) {
     expect_text(error.text, "... is too long");
 }
 
+// ---- What ends a process ----------------------------------------------------------------
+
+static void take_too_much(const void *context) { // more than any machine has
+    const bool *grows = (const bool *)context;
+    if (*grows) {
+        memory_grow(memory_take(1, 1), SIZE_MAX / 4);
+    } else {
+        memory_take(SIZE_MAX / 64, 16);
+    }
+}
+
+static void test_a_lack_of_memory_ends_the_process(void **state) {
+    (void)state;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    skip(); // their allocators end it before
+#endif
+    char *none = (char *)memory_take(0, 8); // no error
+    assert_non_null(none);
+    free(none);
+    for (int i = 0; i < 2; i++) {
+        bool grows = i == 1;
+        char message[256];
+        int status = run_in_child(take_too_much, &grows, message, sizeof message);
+        assert_true(WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SYSTEM_FAILURE);
+        assert_string_equal(message, "train_gpt: the system has no memory left\n");
+    }
+}
+
+typedef struct MappedFile {
+    const char *bytes;
+    size_t at; // which of them is read
+    char read;
+} MappedFile;
+
+static void read_mapped_byte(void *context) {
+    MappedFile *file = (MappedFile *)context;
+    file->read = ((volatile const char *)file->bytes)[file->at];
+}
+
+// Once it is over, what is read within file_read_mapped counts no more for what is read elsewhere.
+static void read_what_is_gone(const void *context) {
+    const char *path = (const char *)context;
+    size_t size;
+    Error error;
+    MappedFile file = {(const char *)file_map(path, "a file", &size, &error), 9000, 0};
+    if (file.bytes == NULL || size != 10000 || truncate(path, 100) != 0) { _exit(10); }
+    if (file_read_mapped(read_mapped_byte, &file)) { _exit(11); }
+    file.at = 0;
+    if (!file_read_mapped(read_mapped_byte, &file) || file.read != 'x') { _exit(12); }
+    file.at = 9000;
+    read_mapped_byte(&file);
+}
+
+static void test_a_file_that_becomes_shorter_ends_the_process(void **state) {
+    (void)state;
+    char bytes[10000], message[256];
+    memset(bytes, 'x', sizeof bytes);
+    FILE *file = fopen("shorter", "w");
+    assert_true(file != NULL && fwrite(bytes, 1, sizeof bytes, file) == sizeof bytes && fclose(file) == 0);
+    int status = run_in_child(read_what_is_gone, "shorter", message, sizeof message);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), EXIT_SYSTEM_FAILURE);
+    assert_string_equal(message,
+                        "train_gpt: a file has become shorter while it was read, or its disk has failed\n");
+}
+
 static void test_directory_without_permission(void **state) {
     (void)state;
     char path[RUN_PATH_SIZE];
@@ -881,6 +947,8 @@ int main(void) {
         cmocka_unit_test(test_directories_that_are_named),
         cmocka_unit_test(test_trees_are_removed),
         cmocka_unit_test(test_lines_and_paths),
+        cmocka_unit_test(test_a_lack_of_memory_ends_the_process),
+        cmocka_unit_test(test_a_file_that_becomes_shorter_ends_the_process),
         cmocka_unit_test(test_directory_without_permission),
         cmocka_unit_test(test_words_for_a_shell),
         cmocka_unit_test(test_report_and_validation),

@@ -128,6 +128,43 @@ static void an_exchange_is_measured_as_it_is(void **state) {
     }
 }
 
+// A link to one other, whose short messages take a latency in each direction, and the others their
+// bytes; what goes forth and what comes back take turns.
+typedef struct TurnsLink {
+    double time, latencies[2], rates[2]; // forth, back
+} TurnsLink;
+
+static void turns_start(void *state, LinkRequest *request, bool is_send, int peer, void *data, size_t bytes) {
+    TurnsLink *link = (TurnsLink *)state;
+    int way = is_send ? 0 : 1;
+    (void)request, (void)peer;
+    link->time += bytes <= sizeof(ProbeRequest) ? link->latencies[way] : (double)bytes / link->rates[way];
+    if (!is_send) { memset(data, 0, bytes); }
+}
+
+// The latency is half of a word's way there and back; a rate is that of the bytes of one direction.
+static void a_pair_is_timed_as_it_is(void **state) {
+    (void)state;
+    static const TurnsLink links[] = {{0, {3e-3, 1e-3}, {1e8, 2e7}}, {0, {0, 2e-6}, {1e6, 5e9}}};
+    for (int i = 0; i < 2; i++) {
+        TurnsLink told = links[i];
+        const Link link = {.name = "told", .state = &told, .start = turns_start, .is_done = told_is_done};
+        Transport transport;
+        char *buffer = (char *)calloc(2, PROBE_MESSAGE);
+        transport_prepare(&transport, 0, 2, 1, &link, "a test");
+        told_time = &told.time;
+        PairMeasure pair = probe_pair(&transport, 1, buffer);
+        told_time = NULL;
+        transport_close(&transport);
+        free(buffer);
+        assert_close(pair.latency, (told.latencies[0] + told.latencies[1]) / 2, 1e-9, "latency");
+        assert_close(pair.sends / told.rates[0], 1, 1e-6, "sends");
+        assert_close(pair.receives / told.rates[1], 1, 1e-6, "receives");
+        assert_close(pair.at_once * (1 / told.rates[0] + 1 / told.rates[1]), 1, 1e-6, "at once");
+        if (!(told.time < 3)) { fail_msg("measured for %g s", told.time); }
+    }
+}
+
 // Of three interfaces the second sends most: each byte of a tunnel (the third) passes it, too.
 static void an_interface_is_found_by_what_it_has_sent(void **state) {
     (void)state;
@@ -379,6 +416,7 @@ int main(void) {
         cmocka_unit_test(every_host_meets_every_other_once),
         cmocka_unit_test(a_pair_is_measured_in_both_directions),
         cmocka_unit_test(an_exchange_is_measured_as_it_is),
+        cmocka_unit_test(a_pair_is_timed_as_it_is),
         cmocka_unit_test(an_interface_is_found_by_what_it_has_sent),
         cmocka_unit_test(interfaces_of_this_machine_are_read),
         cmocka_unit_test(hosts_that_are_alike_are_not_odd),

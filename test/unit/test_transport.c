@@ -704,6 +704,41 @@ static void messages_are_as_long_as_the_cache_likes(void **state) {
     }
 }
 
+// By hand: slots of messages, of 256 floats each. In the flat exchange one to and one from every
+// other rank. On two levels, of 8 ranks on 2 hosts: one to the other host, two from it, which are
+// passed on, and inside the host six in each direction. Two of each where there are several chunks.
+static void messages_have_room(void **state) {
+    (void)state;
+    static const struct {
+        int ranks, per_host;
+        size_t shard, slots, vectors; // vectors: of the host that a GPU's are staged in, with_base or not
+        bool on_gpu, with_base;
+    } rows[] = {{1, 1, 3000, 0, 0, false, true},  {3, 1, 256, 2 + 2, 0, false, false},
+                {3, 1, 257, 8, 0, false, true},   {8, 4, 200, 1 + 2 + 6 + 6, 0, false, false},
+                {8, 4, 3000, 30, 0, false, true}, {1, 1, 3000, 0, 0, true, false},
+                {1, 1, 3000, 0, 2, true, true},   {3, 1, 257, 8, 1, true, false},
+                {3, 1, 257, 8, 2, true, true}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        Transport transport;
+        Arena arena;
+        CommBackend comm;
+        Layout layout = {.count = 1, .size = rows[i].ranks, .piece = rows[i].shard, .cells = 1};
+        memset(&arena, 0, sizeof arena);
+        memset(&comm, 0, sizeof comm);
+        transport_open_supposed(&transport, rows[i].ranks, rows[i].per_host);
+        transport.two_level = rows[i].per_host > 1;
+        transport.messages.limit = 256;
+        comm.transport = &transport;
+        comm.on_gpu = arena.on_gpu = rows[i].on_gpu;
+        comm_reserve(&comm, &arena, &layout, rows[i].with_base);
+        size_t vector = rows[i].shard * (size_t)rows[i].ranks * sizeof(float);
+        assert_int_equal(arena_class_bytes(&arena, MEMORY_COMMUNICATION),
+                         rows[i].slots * 256 * sizeof(float) + rows[i].vectors * vector);
+        assert_true(rows[i].on_gpu ? arena.bytes == 0 : arena.host_bytes == 0); // messages stay on the host
+        transport_close(&transport);
+    }
+}
+
 // By hand: vectors in GPU memory, whose messages are encoded there. Of eight ranks on two hosts
 // each owns 1 of 8 and is the delegate of 2; a message begins at a line of 128 bytes.
 static void messages_of_nccl_have_room(void **state) {
@@ -1079,6 +1114,7 @@ int main(void) {
         cmocka_unit_test(all_ranks_hear_of_the_first_failure),
         cmocka_unit_test(messages_are_few_among_many_ranks),
         cmocka_unit_test(messages_are_as_long_as_the_cache_likes),
+        cmocka_unit_test(messages_have_room),
         cmocka_unit_test(messages_of_nccl_have_room),
         cmocka_unit_test(a_staged_copy_has_several_pieces),
         cmocka_unit_test(the_emulated_link_is_as_slow_as_it_says),

@@ -576,7 +576,8 @@ typedef struct Agreement {
     int rank[4], exit_code[4]; // what each rank is told
     char said[4][64];
     double folded[4];
-    char shared[4];
+    char shared[4], met[4][64];
+    int hosts[4];
 } Agreement;
 
 static double fold_in_order(double a, double b) { return 10 * a + b; }
@@ -596,10 +597,17 @@ static void agree(Transport *transport, void *context) {
              verdict.error.text);
     agreement->folded[rank] = transport_fold(transport, "a test", rank + 1, fold_in_order);
     agreement->shared[rank] = (char)('a' + rank);
+    transport_meet(transport, rank - rank % 2);
+    agreement->hosts[rank] = transport->hosts.hosts;
+    for (int i = 0; i < 4; i++) {
+        text_join(agreement->met[rank], sizeof agreement->met[rank], " ", "%s:%d", transport->met[i].name,
+                  transport->met[i].leader);
+    }
     share_from_rank_zero(transport, "a test", &agreement->shared[rank], 1);
 }
 
-// All ranks are told of the first one that failed, what it says and on which host it is.
+// All ranks are told of the first one that failed, what it says and on which host it is; and where
+// each of them is.
 static void all_ranks_hear_of_the_first_failure(void **state) {
     (void)state;
     if (process_transport->size > 1) { skip(); }
@@ -620,6 +628,8 @@ static void all_ranks_hear_of_the_first_failure(void **state) {
             assert_int_equal(agreement.exit_code[rank], cases[i].exit_code);
             assert_string_equal(agreement.said[rank], cases[i].said);
             assert_true(agreement.folded[rank] == 1234 && agreement.shared[rank] == 'a');
+            assert_int_equal(agreement.hosts[rank], 2);
+            assert_string_equal(agreement.met[rank], "pc0:0 pc1:0 pc2:2 pc3:2");
         }
     }
 }

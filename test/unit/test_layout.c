@@ -305,6 +305,26 @@ static void a_small_layout_of_matrices_is_as_drawn(void **state) {
     layout_free(&layout);
 }
 
+// Three ranks, by hand: the owner of a matrix of half of the elements gets nothing else. The others
+// share the rest evenly, in cells of the usual length: 128 for the whole vector.
+static void who_owns_more_than_the_mean_gets_nothing_else(void **state) {
+    (void)state;
+    enum { HALF = 98304, CELL = 2 * HALF / LAYOUT_CELLS };
+    static const LayoutMatrix matrices[] = {{HALF, 2 * HALF}};
+    Layout layout = layout_make_whole(2 * HALF, 3, matrices, 1);
+    assert_int_equal(layout.cells, LAYOUT_CELLS / 2 + 1);
+    for (size_t cell = 0; cell < LAYOUT_CELLS / 2; cell++) {
+        assert_int_equal(layout_cell_begin(&layout, cell), cell * CELL);
+        assert_int_equal(layout_piece(&layout, cell, 0).count, 0);
+        for (int rank = 1; rank < 3; rank++) {
+            assert_int_equal(layout_piece(&layout, cell, rank).count, CELL / 2);
+        }
+    }
+    assert_int_equal(layout_piece(&layout, LAYOUT_CELLS / 2, 0).count, HALF);
+    expect_whole(&layout, matrices, 1);
+    layout_free(&layout);
+}
+
 // The cell of an element is the one whose range it is in; all ranks' pieces of it lie there.
 static void an_element_is_in_its_cell(void **state) {
     (void)state;
@@ -593,6 +613,7 @@ int main(void) {
         cmocka_unit_test(a_matrix_has_one_owner),
         cmocka_unit_test(shards_are_about_as_long_and_as_much_work),
         cmocka_unit_test(a_small_layout_of_matrices_is_as_drawn),
+        cmocka_unit_test(who_owns_more_than_the_mean_gets_nothing_else),
         cmocka_unit_test(an_element_is_in_its_cell),
         cmocka_unit_test(a_watermark_only_rises_until_it_is_reset),
         cmocka_unit_test(who_waits_for_a_watermark_sees_what_was_written_before_it_rose),

@@ -1024,6 +1024,37 @@ static void test_fp8_matrices(void **state) {
     if (!cuda_small_shapes()) { check_fp8_matrix(2048, 3072, 3072, PRECISION_E4M3, 1); }
 }
 
+// A matrix that is too large for the blocks there are, as it is for a GPU's from half a million
+// elements on: they take turns. The largest magnitude comes last.
+static void test_fp8_blocks_take_turns(void **state) {
+    (void)state;
+    enum { ROWS = 64, COLUMNS = 384, COUNT = ROWS * COLUMNS, BLOCKS = 2 };
+    float *values = numbers(COUNT, 1, PRECISION_BF16);
+    values[COUNT - 1] = -100;
+    Fp8Cast whole = fp8_cast_of(values, ROWS, COLUMNS, COLUMNS, PRECISION_E4M3, true);
+    assert_true(whole.scale == 100 / 448.0f);
+    const __nv_bfloat16 *in = reals<__nv_bfloat16>(on_device(values, COUNT, PRECISION_BF16));
+    for (int order = 0; order < SIMT_ORDERS; order++) {
+        Stream *stream = cuda_test_stream(PRECISION_BF16);
+        float *largest = poisoned_floats(BLOCKS), *scale = poisoned_floats(1), got;
+        uint8_t *codes = keep_device((uint8_t *)device_new(2 * COUNT)), *host = (uint8_t *)room(COUNT / 2);
+        size_t shared = FP8_THREADS / WARP * sizeof(float);
+        cuda_use_order(order);
+        cuda_launch(stream, fp8_largest_kernel, dim3(BLOCKS), dim3(FP8_THREADS), shared, largest, in,
+                    COUNT / 8, COLUMNS / 8, COLUMNS);
+        cuda_launch(stream, fp8_cast_kernel<PRECISION_E4M3, false>, dim3(BLOCKS), dim3(FP8_THREADS), shared,
+                    codes, scale, largest, in, ROWS, COLUMNS, COLUMNS);
+        cuda_launch(stream, fp8_cast_kernel<PRECISION_E4M3, true>, dim3(BLOCKS), dim3(FP8_THREADS), shared,
+                    codes + COUNT, scale, largest, in, ROWS, COLUMNS, COLUMNS);
+        cuda_test_wait(stream);
+        device_to_host(&got, scale, sizeof got);
+        device_to_host(host, codes, 2 * COUNT);
+        assert_true(got == whole.scale);
+        assert_memory_equal(host, whole.codes, 2 * COUNT);
+    }
+    keep_nothing();
+}
+
 // input (rows, inputs) times weight^T (outputs, inputs) by their codes; the result has
 // gaps.
 static void check_fp8_product(int rows, int inputs, int outputs, Precision format, const float *special) {
@@ -1098,6 +1129,7 @@ int main(void) {
         cmocka_unit_test(test_fp8_of_every_number),
         cmocka_unit_test(test_fp8_codes),
         cmocka_unit_test(test_fp8_matrices),
+        cmocka_unit_test(test_fp8_blocks_take_turns),
         cmocka_unit_test(test_fp8_products),
     };
     return cmocka_run_group_tests_name("cuda_layers", tests, seed_test, NULL);

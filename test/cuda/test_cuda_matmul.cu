@@ -141,6 +141,52 @@ static void a_limit_has_plans_of_its_own(void **state) {
     products_close(&products);
 }
 
+// ---- What the library is told of a product ---------------------------------------------
+
+// What divides an address and the length of a row: on a GPU it crashes where the library relies on
+// more, and is slow where it is told less.
+static void alignments_are_those_of_their_operands(void **state) {
+    (void)state;
+    static const struct {
+        size_t place;
+        int stride;
+        Precision precision;
+        uint32_t alignment;
+    } cases[] = {{256, 8, PRECISION_FP32, 16}, {256, 4, PRECISION_FP32, 16}, {256, 6, PRECISION_FP32, 8},
+                 {256, 3, PRECISION_FP32, 4},  {264, 8, PRECISION_FP32, 8},  {260, 6, PRECISION_FP32, 4},
+                 {256, 8, PRECISION_BF16, 16}, {256, 3, PRECISION_BF16, 2},  {258, 64, PRECISION_BF16, 2},
+                 {64, 8, PRECISION_E4M3, 8},   {272, 16, PRECISION_E5M2, 16}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        assert_int_equal(
+            cuda_gemm_alignment((const void *)cases[i].place, cases[i].stride, cases[i].precision),
+            cases[i].alignment);
+    }
+    Products products = products_open(PRECISION_FP32);
+    const CudaGemm *gemm = &library_of(&products.stream)->plans[0].gemm;
+    matmul_forward(&products.stream, real_at(products.device_output, 2, PRECISION_FP32), 8,
+                   real_at(products.device_input, 1, PRECISION_FP32), products.device_weight, 5, 4, 8);
+    // The library's a is the weight, and its b the input.
+    assert_true(gemm->a_alignment == 16 && gemm->b_alignment == 4 && gemm->result_alignment == 8);
+    products_close(&products);
+}
+
+static void a_product_is_described(void **state) {
+    (void)state;
+    CudaGemm gemm = {};
+    char text[256];
+    gemm.m = 5, gemm.n = 7, gemm.k = 9;
+    gemm.b_precision = PRECISION_BF16, gemm.result_precision = PRECISION_FP32;
+    cuda_gemm_text(text, sizeof text, &gemm);
+    assert_string_equal(text, "a product of m 5, n 7, k 9, of bf16, the result fp32");
+    gemm.a_transposed = true;
+    cuda_gemm_text(text, sizeof text, &gemm);
+    assert_string_equal(text, "a product of m 5, n 7, k 9, a transposed, of bf16, the result fp32");
+    gemm.a_transposed = false, gemm.b_transposed = true;
+    gemm.b_precision = PRECISION_E5M2, gemm.result_precision = PRECISION_BF16;
+    cuda_gemm_text(text, sizeof text, &gemm);
+    assert_string_equal(text, "a product of m 5, n 7, k 9, b transposed, of e5m2, the result bf16");
+}
+
 // ---- Offers that are refused ----------------------------------------------------------
 
 #ifdef ACCO_SIMT_H
@@ -249,6 +295,8 @@ int main(void) {
         cmocka_unit_test(what_gives_way_leaves_nothing),
         cmocka_unit_test(what_is_used_keeps_its_plan),
         cmocka_unit_test(a_limit_has_plans_of_its_own),
+        cmocka_unit_test(alignments_are_those_of_their_operands),
+        cmocka_unit_test(a_product_is_described),
         cmocka_unit_test(a_refused_offer_gives_way_to_the_next),
         cmocka_unit_test(a_failure_is_no_refusal),
     };

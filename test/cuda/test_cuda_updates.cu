@@ -12,6 +12,11 @@
 
 #include "kernels/kernels.h"
 
+#ifdef ACCO_SIMT_H
+#include "comm/nccl.h"
+#include "test/harness.h"
+#endif
+
 static Random test_random;
 static Stream cpu_stream;
 
@@ -1002,6 +1007,51 @@ static void messages_of_pieces_equal_their_runs(void **state) {
     }
 }
 
+// ---- A GPU whose messages never end ----------------------------------------------------
+
+#ifdef ACCO_SIMT_H
+typedef struct LateMessages {
+    int64_t commit;
+    Level level;
+    const char *said;
+} LateMessages;
+
+static void wait_for_messages(const void *context) {
+    const LateMessages *late = (const LateMessages *)context;
+    Transport transport;
+    Nccl nccl = {};
+    transport_open_supposed(&transport, 4, 2);
+    transport.two_level = true;
+    transport.timeout_seconds = 0.02;
+    transport.commit = late->commit;
+    nccl.transport = &transport;
+    simt_not_ready() = INT_MAX;
+    nccl_settle(&nccl, late->level, cuda_test_stream(PRECISION_FP32)->queue, "all-gather");
+}
+#endif
+
+// Messages that a GPU sends have the deadline of all others. At the start the network is to blame
+// more often than a rank.
+static void a_message_of_nccl_that_never_ends_is_told(void **state) {
+    (void)state;
+#ifdef ACCO_SIMT_H
+    static const LateMessages cases[] = {
+        {0, BETWEEN_HOSTS,
+         "commit 0] NCCL, all-gather between hosts: a rank did not take part in time; at the start that is "
+         "often a network interface which other hosts do not reach: NCCL_SOCKET_IFNAME=eth0"},
+        {7, INSIDE_HOSTS,
+         "commit 7] NCCL, all-gather inside the host: a rank did not take part in time: it may have died"}};
+    for (int i = 0; i < 2; i++) {
+        char message[1024];
+        int status = run_in_child(wait_for_messages, &cases[i], message, sizeof message);
+        assert_true(WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SYSTEM_FAILURE);
+        if (strstr(message, cases[i].said) == NULL) { fail_msg("%s", message); }
+    }
+#else
+    skip();
+#endif
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(cross_entropy_equals_the_cpu),
@@ -1017,6 +1067,7 @@ int main(void) {
         cmocka_unit_test(wire_formats_equal_the_cpu_bit_for_bit),
         cmocka_unit_test(wire_formats_round_ties_as_the_cpu),
         cmocka_unit_test(messages_of_pieces_equal_their_runs),
+        cmocka_unit_test(a_message_of_nccl_that_never_ends_is_told),
     };
     test_random.state = seed_of_tests();
     cpu_stream.pool = thread_pool_create(1, true);

@@ -654,6 +654,12 @@ static void a_driver_or_program_that_does_not_fit_is_named(void **state) {
     outcome_check(&outcome, 2, "no code");
     text_check(outcome.errors,
                "no code for GPU 0, emulator, of compute capability 9.0: build it with ARCH=90", "no code");
+    set_trouble("SIMT_CAPABILITY", "75");
+    outcome = program_run(stage_of(state), 0, "--config base.json --device cuda --out refused");
+    outcome_check(&outcome, 2, "an old GPU");
+    text_check(outcome.errors,
+               "--device cuda: GPU 0, emulator, has compute capability 7.5; at least 8.0 is needed",
+               "an old GPU");
 }
 
 static void older_gpus_have_no_products_of_fp8(void **state) {

@@ -3,6 +3,14 @@
 // After a power failure a file holds what was there at its latest fsync, and a directory
 // the names that were there at its own. No test can pull the plug, so this one watches
 // the calls: the program's fsync() is the one below, which notes what it was called for.
+#include <stdbool.h>
+
+#include "runtime/system.h"
+
+// Of file systems that cannot exchange two names.
+static bool names_stay;
+#define names_exchange(one, other) (!names_stay && names_exchange(one, other))
+
 #include "test/rules/rules_bench.h"
 
 #include "checkpoint/save.h"
@@ -242,15 +250,18 @@ static void a_directory_takes_the_place_of_another(void **state) {
     assert_non_null(mkdtemp(folder));
     snprintf(made, sizeof made, "%s/unfinished", folder);
     snprintf(final, sizeof final, "%s/final", folder);
-    for (int round = 0; round < 2; round++) {
+    for (int round = 0; round < 3; round++) {
+        names_stay = round == 2;
         assert_int_equal(mkdir(made, 0777), 0);
         snprintf(file, sizeof file, "%s/file-%d", made, round);
         fclose(fopen(file, "w"));
         assert_true(directory_publish(made, final, &error));
         snprintf(file, sizeof file, "file-%d", round);
         assert_true(directory_has(final, file) && !directory_has(folder, "unfinished"));
-        assert_true(round == 0 || !directory_has(final, "file-0"));
+        snprintf(file, sizeof file, "file-%d", round - 1);
+        assert_true(round == 0 || !directory_has(final, file));
     }
+    names_stay = false;
     int next = dup(0);
     close(next);
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {

@@ -8,6 +8,12 @@
 
 #include <sys/mman.h>
 
+#include "runtime/device.h"
+
+// A clock that moves by this many seconds whenever it is read; 0: the machine's.
+static double clock_step, clock_told;
+#define clock_seconds() (clock_step > 0 ? clock_told += clock_step : clock_seconds())
+
 #include "kernels/cpu/product_rates.h"
 #include "runtime/random.h"
 #include "test/layer_calls.h"
@@ -301,6 +307,33 @@ static void amx_sums_have_one_order(void **state) {
     }
     stream_end(&one);
     stream_end(&three);
+}
+
+// What a tile keeps has room in the workspace, on any machine: panels of b as deep as a pass, and
+// the sums that are not in the result, of one row of blocks or, where they wait, of all. Long
+// results are cut until each thread has two tiles, but not into sides below 256.
+static void amx_tiles_have_room(void **state) {
+    (void)state;
+    static const int sides[] = {1, 31, 33, 500, 513, 1000, 2049, 5000, 30000, 60001},
+                     depths[] = {32, 33, 1024, 1025, 4096};
+    for (int kind = 0; kind < 10 * 10 * 5 * 8; kind++) {
+        int M = sides[kind % 10], N = sides[kind / 10 % 10], depth = depths[kind / 100 % 5], tile_M, tile_N;
+        bool rows_are_lines = (kind / 500 & 1) != 0, in_place = (kind / 500 & 2) != 0;
+        int threads = (kind / 500 & 4) != 0 ? 16 : 1;
+        AmxOperand a = {NULL, M, depth, depth, rows_are_lines}, b = {NULL, N, depth, depth, true};
+        AmxResult result = {NULL, N, in_place ? PRECISION_FP32 : PRECISION_BF16, false, 1.0f};
+        amx_choose_tile(&a, &b, &result, threads, &tile_M, &tile_N);
+        long long waiting = in_place ? AMX_PANEL : tile_N, across = (N + tile_N - 1) / tile_N,
+                  down = (M + tile_M - 1) / tile_M;
+        waiting *= amx_sums_wait(depth) ? tile_M : AMX_PANEL;
+        if (!(tile_M >= AMX_PANEL && tile_N >= AMX_PANEL && tile_M % AMX_PANEL == 0 &&
+              tile_N % AMX_PANEL == 0 && tile_N <= AMX_COLUMNS && waiting <= AMX_SUMS)) {
+            fail_msg("%d x %d x %d: tiles of %d x %d", M, N, depth, tile_M, tile_N);
+        }
+        bool long_sides = M >= 2 * AMX_LEAST_SIDE * down || N >= 2 * AMX_LEAST_SIDE * across;
+        assert_true(threads == 1 || across * down >= AMX_TILES * threads || !long_sides);
+        assert_true(M <= AMX_PANEL || tile_M < M + AMX_PANEL);
+    }
 }
 
 // ---- Layers ---------------------------------------------------------------------------
@@ -608,6 +641,15 @@ static void rates_are_measured_in_both_formats(void **state) {
     double some = product_rates_measure(2, one, PRODUCT_RATES_ROWS, 96, 200, 0.05).gflops[PRECISION_FP32],
            more = product_rates_measure(2, one, 1 << 20, 96, 200, 0.05).gflops[PRECISION_FP32];
     if (!(more < 100 * some)) { fail_msg("%g GFLOP/s for more rows, %g for some", more, some); }
+    // Of three products of 2 operations for each of their elements, that take 2 seconds.
+    clock_step = 2;
+    rates = product_rates_measure(1, both, 64, 96, 200, 100);
+    single = product_rates_measure(1, one, 1 << 20, 96, 200, 0);
+    clock_step = 0;
+    assert_close(rates.gflops[PRECISION_FP32], 3e-9 * 64 * 96 * 200, 1e-12, "rate in fp32");
+    assert_close(rates.gflops[PRECISION_BF16], matmul_has_bf16() ? 3e-9 * 64 * 96 * 200 : 0, 1e-12,
+                 "rate in bf16");
+    assert_close(single.gflops[PRECISION_FP32], 3e-9 * PRODUCT_RATES_ROWS * 96 * 200, 1e-12, "of a part");
     ProductRates slower = {{200, 150}}, faster = {{100, 150}}, noise = {{100, 105}}, missing = {{100, 0}};
     assert_true(product_rates_faster(&slower) == PRECISION_FP32);
     assert_true(product_rates_faster(&faster) == PRECISION_BF16);
@@ -623,6 +665,7 @@ int main(void) {
         cmocka_unit_test(a_described_product_is_that_of_the_plain_loops),
         cmocka_unit_test(amx_computes_what_the_plain_loops_do),
         cmocka_unit_test(amx_sums_have_one_order),
+        cmocka_unit_test(amx_tiles_have_room),
         cmocka_unit_test(layernorms_round_what_they_store),
         cmocka_unit_test(gelus_round_what_they_store),
         cmocka_unit_test(embeddings_are_rounded_once),

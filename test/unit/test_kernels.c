@@ -250,6 +250,49 @@ static void test_linear(void **state) {
     thread_pool_destroy(stream.pool);
 }
 
+// ---- Whole vectors --------------------------------------------------------------------
+
+// Copies, roundings and sums of squares of less than a block, of whole blocks, and of one and a
+// remainder; nothing behind the end is written.
+static void test_buffers(void **state) {
+    (void)state;
+    enum { BEHIND = 3 };
+    static const size_t counts[] = {0, 1, BUFFER_BLOCK, BUFFER_BLOCK + 1, 2 * BUFFER_BLOCK, 100003};
+    Stream stream = test_stream(3), halves = stream;
+    halves.precision = PRECISION_BF16;
+    for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
+        size_t count = counts[c], all = count + BEHIND;
+        float *values = random_array(all), *out = random_array(all), *before = copy_array(out, all);
+        uint16_t *rounded = (uint16_t *)malloc(all * sizeof *rounded);
+        double partials[8], squares = 0, pieces = 0;
+        memset(rounded, 0xff, all * sizeof *rounded);
+        buffer_copy(&stream, out, values, count);
+        reals_from_floats(&halves, (Real *)(void *)rounded, values, count);
+        for (size_t i = 0; i < all; i++) {
+            assert_true(out[i] == (i < count ? values[i] : before[i]));
+            assert_int_equal(rounded[i], i < count ? bf16_from_float(values[i]) : 0xffff);
+            double square = (double)values[i] * (double)values[i];
+            squares += i < count ? square : 0;
+            pieces += i < 7 || (i >= 12 && i < 19) || (i >= 24 && i < 31) ? square : 0;
+        }
+        assert_close(buffer_sum_of_squares(&stream, values, count, count, 1, partials), squares,
+                     1e-12 * squares, "sum of squares");
+        if (count >= 100) { // three pieces of 7 elements, 12 apart
+            assert_close(buffer_sum_of_squares(&stream, values, 7, 12, 3, partials), pieces, 1e-12 * pieces,
+                         "sum of squares of pieces");
+        }
+        buffer_round(&stream, out, count);
+        for (size_t i = 0; i < all; i++) {
+            assert_true(out[i] == (i < count ? bf16_to_float(rounded[i]) : before[i]));
+        }
+        free(values);
+        free(out);
+        free(before);
+        free(rounded);
+    }
+    thread_pool_destroy(stream.pool);
+}
+
 // ---- LayerNorm ------------------------------------------------------------------------
 
 // In double, for a row x: y, the normalised row, and the gradient dx for the gradient dy of
@@ -816,6 +859,7 @@ int main(void) {
         cmocka_unit_test(test_matmul),
         cmocka_unit_test(test_matmul_tiles),
         cmocka_unit_test(test_linear),
+        cmocka_unit_test(test_buffers),
         cmocka_unit_test(test_layernorm),
         cmocka_unit_test(test_gelu),
         cmocka_unit_test(test_swiglu),

@@ -16,6 +16,7 @@ static void set_environment(const char *text) {
                                         "PMI_RANK",
                                         "PMI_SIZE",
                                         "PMIX_RANK",
+                                        "MPI_LOCALNRANKS",
                                         "SLURM_PROCID",
                                         "SLURM_NTASKS",
                                         "SLURM_STEP_NUM_TASKS",
@@ -33,6 +34,27 @@ static void set_environment(const char *text) {
         char *value = strchr(entry, '=');
         *value++ = '\0';
         assert_int_equal(setenv(entry, value, 1), 0);
+    }
+}
+
+// One of the variables that Open MPI, MPICH, Slurm and Intel MPI set tells that MPI is to be
+// asked; those of a Slurm job alone do not, in which a program may run by itself.
+static void test_launchers_are_noticed(void **state) {
+    (void)state;
+    static const struct {
+        const char *text;
+        bool launched;
+    } cases[] = {{"", false},
+                 {"OMPI_COMM_WORLD_SIZE=2", true},
+                 {"PMI_SIZE=2", true},
+                 {"PMI_RANK=0", true},
+                 {"PMIX_RANK=0", true},
+                 {"MPI_LOCALNRANKS=1", true},
+                 {"SLURM_PROCID=0 SLURM_NTASKS=8", false},
+                 {"WORLD_SIZE=2 RANK=1", false}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        set_environment(cases[i].text);
+        if (transport_was_launched() != cases[i].launched) { fail_msg("%s", cases[i].text); }
     }
 }
 
@@ -409,6 +431,7 @@ static void the_start_ends_at_its_deadline(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_launchers_are_noticed),
         cmocka_unit_test(test_launcher_rank),
         cmocka_unit_test(test_independent_copies),
         cmocka_unit_test(test_threads),

@@ -1,10 +1,12 @@
-// test_layout.c: which rank owns which element (comm/layout.h), and how one thread
-// follows another (runtime/watermark.h, runtime/device.h, runtime/pace.h).
+// test_layout.c: which rank owns which element (comm/layout.h), where memory lies
+// (runtime/memory.h), and how one thread follows another (runtime/watermark.h, runtime/device.h,
+// runtime/thread_pool.h, runtime/pace.h).
 #include "test/harness.h"
 
 #include "comm/groups.h"
 #include "comm/layout.h"
 #include "runtime/device.h"
+#include "runtime/memory.h"
 #include "runtime/pace.h"
 #include "runtime/random.h"
 #include "runtime/watermark.h"
@@ -303,6 +305,45 @@ static void a_small_layout_of_matrices_is_as_drawn(void **state) {
     layout_free(&layout);
 }
 
+// Three ranks, by hand: the owner of a matrix of half of the elements gets nothing else. The others
+// share the rest evenly, in cells of the usual length: 128 for the whole vector.
+static void who_owns_more_than_the_mean_gets_nothing_else(void **state) {
+    (void)state;
+    enum { HALF = 98304, CELL = 2 * HALF / LAYOUT_CELLS };
+    static const LayoutMatrix matrices[] = {{HALF, 2 * HALF}};
+    Layout layout = layout_make_whole(2 * HALF, 3, matrices, 1);
+    assert_int_equal(layout.cells, LAYOUT_CELLS / 2 + 1);
+    for (size_t cell = 0; cell < LAYOUT_CELLS / 2; cell++) {
+        assert_int_equal(layout_cell_begin(&layout, cell), cell * CELL);
+        assert_int_equal(layout_piece(&layout, cell, 0).count, 0);
+        for (int rank = 1; rank < 3; rank++) {
+            assert_int_equal(layout_piece(&layout, cell, rank).count, CELL / 2);
+        }
+    }
+    assert_int_equal(layout_piece(&layout, LAYOUT_CELLS / 2, 0).count, HALF);
+    expect_whole(&layout, matrices, 1);
+    layout_free(&layout);
+}
+
+// The cell of an element is the one whose range it is in; all ranks' pieces of it lie there.
+static void an_element_is_in_its_cell(void **state) {
+    (void)state;
+    static LayoutMatrix matrices[MOST_MATRICES];
+    int matrix_count;
+    size_t count = model_matrices(3, 12, 12 * 61, matrices, &matrix_count);
+    for (int ranks = 1; ranks <= 5; ranks++) {
+        for (int whole = 0; whole < 2; whole++) {
+            Layout layout = whole == 1 ? layout_make_whole(count, ranks, matrices, matrix_count)
+                                       : layout_make(count, ranks);
+            for (size_t flat = 0, cell = 0; flat < layout_padded(&layout); flat++) {
+                cell += flat == layout_cell_begin(&layout, cell + 1) ? 1 : 0;
+                assert_int_equal(layout_cell_with(&layout, flat), cell);
+            }
+            layout_free(&layout);
+        }
+    }
+}
+
 // ---- Watermarks -----------------------------------------------------------------------
 
 static void a_watermark_only_rises_until_it_is_reset(void **state) {
@@ -434,6 +475,87 @@ static void an_event_is_a_place_between_the_tasks_of_a_stream(void **state) {
     watermark_destroy(&work.mark);
 }
 
+// ---- Memory -----------------------------------------------------------------------------
+
+// Planned memory is zeroed, every part of it begins at a line of its own, and rows of nothing keep
+// what their pointers held. What was written is in memory, whole pages of it.
+static void an_arena_sets_every_pointer(void **state) {
+    (void)state;
+    static const size_t sizes[] = {1, ARENA_ALIGNMENT, ARENA_ALIGNMENT + 1, 1 << 20};
+    char *slots[4] = {NULL}, *host = NULL, *none = (char *)&none;
+    Arena arena;
+    Error error = {""};
+    memset(&arena, 0, sizeof arena);
+    for (int i = 0; i < 4; i++) {
+        MemoryClass of = i == 1 ? MEMORY_GRADIENTS : MEMORY_OPTIMIZER;
+        arena_reserve(&arena, of, "a part", sizes[i], &slots[i]);
+    }
+    const ArenaRow rows[] = {{MEMORY_WORKSPACE, "nothing", 0, &none}, {MEMORY_GRADIENTS, "row", 3, &host}};
+    arena_reserve_rows(&arena, rows, 2, true);
+    assert_int_equal(arena.count, 5);
+    assert_int_equal(arena.bytes, 5 * ARENA_ALIGNMENT + (1 << 20));
+    assert_int_equal(arena_class_bytes(&arena, MEMORY_OPTIMIZER), 1 + ARENA_ALIGNMENT + 1 + (1 << 20));
+    assert_int_equal(arena_class_bytes(&arena, MEMORY_GRADIENTS), ARENA_ALIGNMENT + 3);
+    assert_int_equal(arena_class_bytes(&arena, MEMORY_WORKSPACE), 0);
+    assert_true(arena_commit(&arena, &error));
+    assert_true(none == (char *)&none && host == slots[3] + sizes[3]);
+    assert_true(arena_resident_bytes(&arena) <= 1 << 16); // nothing was written yet
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal((uintptr_t)slots[i] % ARENA_ALIGNMENT, 0);
+        assert_true(i == 0 || slots[i] >= slots[i - 1] + sizes[i - 1]);
+        for (size_t at = 0; at < sizes[i]; at += 100) { assert_int_equal(slots[i][at], 0); }
+        memset(slots[i], i + 1, sizes[i]);
+    }
+    size_t resident = arena_resident_bytes(&arena);
+    assert_true(resident >= arena.bytes - 2 * ARENA_ALIGNMENT && resident <= arena.bytes + (1 << 16));
+    arena_release(&arena);
+    assert_true(arena.base == NULL && arena.count == 0 && arena_resident_bytes(&arena) == 0);
+    assert_false(arena_refused("the GPU", 12345678901, &error));
+    assert_non_null(strstr(error.text, "the GPU refused 12.35 GB of memory: lower --micro-batch"));
+}
+
+// ---- Threads that share a loop ------------------------------------------------------------
+
+enum { POOL_TASKS = 400, POOL_THREADS = 4 };
+
+typedef struct Shared {
+    int runs[POOL_TASKS], threads;
+    int inside[POOL_THREADS], crowded; // who works with a number now; how often two had the same one
+} Shared;
+
+static void shared_task(void *context, int task, int thread) {
+    Shared *shared = (Shared *)context;
+    bool good = thread >= 0 && thread < shared->threads;
+    if (good && __atomic_fetch_add(&shared->inside[thread], 1, __ATOMIC_ACQ_REL) != 0) { good = false; }
+    if (task % 16 == 0) { sleep_seconds(1e-4); }
+    __atomic_fetch_add(&shared->runs[task], 1, __ATOMIC_RELAXED);
+    if (!good) { __atomic_fetch_add(&shared->crowded, 1, __ATOMIC_RELAXED); }
+    if (good) { __atomic_fetch_sub(&shared->inside[thread], 1, __ATOMIC_ACQ_REL); }
+}
+
+// Every task runs once, and no two at a time under the number of one thread, which stands for its
+// scratch memory.
+static void a_pool_runs_every_task_once(void **state) {
+    (void)state;
+    static const int counts[] = {0, 1, 2, 3, POOL_THREADS + 1, POOL_TASKS};
+    for (int kind = 0; kind < 4; kind++) {
+        int threads = kind < 2 ? POOL_THREADS : kind == 2 ? 2 : 1;
+        ThreadPool *pool = thread_pool_create(threads, kind == 1);
+        for (int i = 0; i < 24; i++) {
+            Shared shared;
+            memset(&shared, 0, sizeof shared);
+            shared.threads = threads;
+            int tasks = counts[i % 6];
+            thread_pool_run(pool, tasks, shared_task, &shared);
+            for (int task = 0; task < POOL_TASKS; task++) {
+                assert_int_equal(shared.runs[task], task < tasks ? 1 : 0);
+            }
+            assert_int_equal(shared.crowded, 0);
+        }
+        thread_pool_destroy(pool);
+    }
+}
+
 typedef struct PaceCalls {
     size_t needed, finished;
 } PaceCalls;
@@ -491,9 +613,13 @@ int main(void) {
         cmocka_unit_test(a_matrix_has_one_owner),
         cmocka_unit_test(shards_are_about_as_long_and_as_much_work),
         cmocka_unit_test(a_small_layout_of_matrices_is_as_drawn),
+        cmocka_unit_test(who_owns_more_than_the_mean_gets_nothing_else),
+        cmocka_unit_test(an_element_is_in_its_cell),
         cmocka_unit_test(a_watermark_only_rises_until_it_is_reset),
         cmocka_unit_test(who_waits_for_a_watermark_sees_what_was_written_before_it_rose),
         cmocka_unit_test(an_event_is_a_place_between_the_tasks_of_a_stream),
+        cmocka_unit_test(an_arena_sets_every_pointer),
+        cmocka_unit_test(a_pool_runs_every_task_once),
         cmocka_unit_test(a_pace_calls_its_owner_and_no_pace_calls_no_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL) == 0 ? 0 : 1;

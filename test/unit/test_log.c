@@ -111,6 +111,52 @@ static void test_human_numbers(void **state) {
     }
 }
 
+// Sizes have the digits of counts, with bytes for a unit. Of values the larger middle one counts.
+static void test_sizes_and_medians(void **state) {
+    (void)state;
+    static const struct {
+        size_t bytes;
+        const char *text;
+    } sizes[] = {{0, "0 bytes"},        {1, "1 byte"},           {112, "112 bytes"},
+                 {999, "999 bytes"},    {1000, "1.00 kB"},       {9220, "9.22 kB"},
+                 {147000000, "147 MB"}, {2860000000, "2.86 GB"}, {999500000, "1.00 GB"}};
+    char text[SIZE_TEXT];
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        assert_string_equal(size_text(sizes[i].bytes, text), sizes[i].text);
+    }
+    double one[] = {7}, two[] = {5, 3}, odd[] = {3, -8, 40, 2, 1e9}, even[] = {10, 9, 2e-3, 1e-3};
+    assert_true(median_of(one, 1) == 7 && median_of(two, 2) == 5);
+    assert_true(median_of(odd, 5) == 3 && median_of(even, 4) == 9);
+    assert_true(odd[0] == -8 && odd[1] == 2 && odd[3] == 40 && odd[4] == 1e9); // sorted
+}
+
+// A message is one line, and quotes no more than a line's worth of what it complains of.
+static void test_words_of_errors(void **state) {
+    (void)state;
+    char letters[70], excerpt[64], list[16] = "";
+    Error error;
+    memset(letters, 'x', sizeof letters);
+    letters[60] = '\0';
+    assert_string_equal(text_excerpt(letters, excerpt), letters);
+    letters[60] = 'x';
+    letters[61] = '\0';
+    text_excerpt(letters, excerpt);
+    assert_int_equal(strspn(excerpt, "x"), 60);
+    assert_string_equal(excerpt + 60, "...");
+    assert_false(error_set(&error, "a\nb\x7f\x1f %s", "c d\xff"));
+    assert_string_equal(error.text, "a?b?? c d\xff");
+    errno = ENOSPC;
+    assert_false(error_set_file(&error, "read", "a/b"));
+    assert_string_equal(error.text, "cannot read a/b: No space left on device");
+    text_join(list, sizeof list, ", ", "%s", "one");
+    text_join(list, sizeof list, ", ", "%d", 2);
+    assert_string_equal(list, "one, 2");
+    text_join(list, sizeof list, ", ", "%s", "thirty-three");
+    assert_string_equal(list, "one, 2, thirty-");
+    text_join(list, sizeof list, ", ", "%s", "four");
+    assert_string_equal(list, "one, 2, thirty-");
+}
+
 static void test_text_is_repaired(void **state) {
     (void)state;
     static const struct {
@@ -193,6 +239,126 @@ static void test_directories_that_are_named(void **state) {
     expect_text(error.text, "Not a directory");
     assert_false(run_directory_create("/proc/there", "tiny", "acco", again, &error));
     expect_text(error.text, "cannot create the directory /proc/there");
+}
+
+// Everything in a directory is removed, but of a link only the link: what it points to may be
+// somebody else's. What is not there is no error.
+static void test_trees_are_removed(void **state) {
+    (void)state;
+    static const char *const directories[] = {"theirs", "tree", "tree/a", "tree/a/b", "tree/.hidden"},
+                             *const files[] = {"theirs/file", "tree/file", "tree/a/b/file", "tree/.hidden/f"};
+    for (int i = 0; i < 5; i++) { assert_int_equal(mkdir(directories[i], 0777), 0); }
+    for (int i = 0; i < 4; i++) { assert_int_equal(fclose(fopen(files[i], "w")), 0); }
+    assert_int_equal(symlink("../theirs", "tree/link"), 0);
+    assert_int_equal(symlink("../../theirs/file", "tree/a/link"), 0);
+    assert_true(directory_has("tree", "fi") && directory_has("tree/a", "b") && directory_has("tree", "link"));
+    assert_false(directory_has("tree", "ile") || directory_has("tree/a", "bb") || directory_has("none", ""));
+    tree_remove("tree/link");
+    assert_true(access("theirs/file", F_OK) == 0 && access("tree/link", F_OK) != 0);
+    assert_int_equal(symlink("../theirs", "tree/link"), 0);
+    tree_remove("tree");
+    tree_remove("tree");
+    assert_true(access("tree", F_OK) != 0 && access("theirs/file", F_OK) == 0);
+    tree_remove("theirs/file");
+    assert_true(access("theirs/file", F_OK) != 0 && access("theirs", F_OK) == 0);
+    tree_remove("theirs");
+}
+
+// The first line that begins so, without its beginning; a name that is too long is said.
+static void test_lines_and_paths(void **state) {
+    (void)state;
+    char line[64] = "as before", path[PATH_MAX], directory[PATH_MAX + 10];
+    Error error = {""};
+    FILE *file = fopen("lines", "w");
+    assert_true(file != NULL &&
+                fputs("MemTotal: 5 kB\n MemFree: 1\nMemFree: 2 kB\nMemFree: 3 kB\n", file) >= 0);
+    assert_int_equal(fclose(file), 0);
+    assert_true(file_read_line("lines", "MemFree:", line, sizeof line));
+    assert_string_equal(line, " 2 kB\n");
+    assert_true(file_read_line("lines", "", line, sizeof line));
+    assert_string_equal(line, "MemTotal: 5 kB\n");
+    assert_false(file_read_line("lines", "Free", line, sizeof line) ||
+                 file_read_line("none", "", line, sizeof line));
+    assert_true(path_within(path, "a/b", "c", &error));
+    assert_string_equal(path, "a/b/c");
+    memset(directory, 'd', sizeof directory);
+    directory[PATH_MAX - 3] = '\0';
+    assert_true(path_within(path, directory, "c", &error));
+    assert_int_equal(strlen(path), PATH_MAX - 1);
+    assert_false(path_within(path, directory, "cc", &error));
+    expect_text(error.text, "the path of cc in ddd");
+    expect_text(error.text, "... is too long");
+}
+
+// ---- What ends a process ----------------------------------------------------------------
+
+static void take_too_much(const void *context) { // more than any machine has
+    const bool *grows = (const bool *)context;
+    if (*grows) {
+        memory_grow(memory_take(1, 1), SIZE_MAX / 4);
+    } else {
+        memory_take(SIZE_MAX / 64, 16);
+    }
+}
+
+static void test_a_lack_of_memory_ends_the_process(void **state) {
+    (void)state;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    skip(); // their allocators end it before
+#endif
+    char *none = (char *)memory_take(0, 8); // no error
+    assert_non_null(none);
+    free(none);
+    for (int i = 0; i < 2; i++) {
+        bool grows = i == 1;
+        char message[256];
+        int status = run_in_child(take_too_much, &grows, message, sizeof message);
+        assert_true(WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SYSTEM_FAILURE);
+        assert_string_equal(message, "train_gpt: the system has no memory left\n");
+    }
+}
+
+typedef struct MappedFile {
+    const char *bytes;
+    size_t at; // which of them is read
+    char read;
+} MappedFile;
+
+static void read_mapped_byte(void *context) {
+    MappedFile *file = (MappedFile *)context;
+    file->read = ((volatile const char *)file->bytes)[file->at];
+}
+
+// Once file_read_mapped has returned, whatever it has read, it counts no more for what is read
+// elsewhere.
+static void read_what_is_gone(const void *context) {
+    bool gone = *(const bool *)context;
+    const char *path = "shorter";
+    size_t size;
+    Error error;
+    MappedFile file = {(const char *)file_map(path, "a file", &size, &error), gone ? 9000 : 0, 0};
+    if (file.bytes == NULL || size != 10000 || truncate(path, 100) != 0) { _exit(10); }
+    if (file_read_mapped(read_mapped_byte, &file) == gone) { _exit(11); }
+    if (!gone && file.read != 'x') { _exit(12); }
+    file.at = 9000;
+    read_mapped_byte(&file);
+}
+
+static void test_a_file_that_becomes_shorter_ends_the_process(void **state) {
+    (void)state;
+    char bytes[10000], message[256];
+    memset(bytes, 'x', sizeof bytes);
+    for (int i = 0; i < 2; i++) {
+        bool gone = i == 1;
+        FILE *file = fopen("shorter", "w");
+        assert_true(file != NULL && fwrite(bytes, 1, sizeof bytes, file) == sizeof bytes &&
+                    fclose(file) == 0);
+        int status = run_in_child(read_what_is_gone, &gone, message, sizeof message);
+        assert_true(WIFEXITED(status));
+        assert_int_equal(WEXITSTATUS(status), EXIT_SYSTEM_FAILURE);
+        assert_string_equal(
+            message, "train_gpt: a file has become shorter while it was read, or its disk has failed\n");
+    }
 }
 
 static void test_directory_without_permission(void **state) {
@@ -882,9 +1048,15 @@ static int remove_scratch(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_human_numbers),
+        cmocka_unit_test(test_sizes_and_medians),
+        cmocka_unit_test(test_words_of_errors),
         cmocka_unit_test(test_text_is_repaired),
         cmocka_unit_test(test_directories_are_numbered),
         cmocka_unit_test(test_directories_that_are_named),
+        cmocka_unit_test(test_trees_are_removed),
+        cmocka_unit_test(test_lines_and_paths),
+        cmocka_unit_test(test_a_lack_of_memory_ends_the_process),
+        cmocka_unit_test(test_a_file_that_becomes_shorter_ends_the_process),
         cmocka_unit_test(test_directory_without_permission),
         cmocka_unit_test(test_words_for_a_shell),
         cmocka_unit_test(test_report_and_validation),

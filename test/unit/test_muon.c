@@ -143,12 +143,70 @@ static void a_step_is_as_long_for_any_gradient(void **state) {
     }
 }
 
+// Without iterations a step goes along the momentum, divided by its norm. Two steps on a matrix of
+// several blocks, the second with a divisor and a scale; copies in bf16 are those of the result.
+static void a_large_matrix_moves_by_its_momentum_over_the_norm(void **state) {
+    (void)state;
+    enum { ROWS = 517, COLUMNS = 331, COUNT = ROWS * COLUMNS };
+    static float gradient[COUNT], out[COUNT];
+    static double theta[COUNT], momentum[COUNT], x[COUNT];
+    static uint16_t casts[COUNT];
+    Bench bench;
+    bench_open(&bench, ROWS, COLUMNS, 0, 2, PRECISION_FP32);
+    reference_stream("weight", 4, 1.0f, COUNT, bench.optimizer.master);
+    for (int i = 0; i < COUNT; i++) { theta[i] = bench.optimizer.master[i]; }
+    for (int t = 0; t < 2; t++) {
+        double squares = 0, divisor = t == 0 ? 1 : 3, scale = t == 0 ? 1 : 0.5;
+        OptimizerStep step = {.gradient = gradient,
+                              .out = out,
+                              .casts = (Real *)(void *)casts,
+                              .divisor = divisor,
+                              .scale = scale,
+                              .learning_rate = 5,
+                              .keeps = true};
+        reference_stream(t == 0 ? "gradient" : "second", 4, 1.0f, COUNT, gradient);
+        for (int i = 0; i < COUNT; i++) {
+            double g = gradient[i] / divisor * scale;
+            momentum[i] = 0.95 * momentum[i] + 0.05 * g;
+            x[i] = 0.05 * g + 0.95 * momentum[i];
+            squares += x[i] * x[i];
+        }
+        memset(casts, 0xff, sizeof casts);
+        optimizer_step(&bench.optimizer, &bench.stream, &step);
+        for (int i = 0; i < COUNT; i++) {
+            theta[i] -= 5 * (0.2 * sqrt(ROWS) * x[i] / sqrt(squares) + 0.1 * theta[i]);
+            assert_close(out[i], theta[i], 1e-6, "parameter");
+            assert_true(out[i] == bench.optimizer.master[i] && casts[i] == bf16_from_float(out[i]));
+        }
+    }
+    bench_close(&bench);
+}
+
+// Of a gradient of zeros there is no direction: only the decay moves the matrix.
+static void a_gradient_of_zeros_leaves_the_decay(void **state) {
+    (void)state;
+    enum { ROWS = 3, COLUMNS = 5, COUNT = ROWS * COLUMNS };
+    static const float gradient[COUNT];
+    float before[COUNT];
+    Bench bench;
+    bench_open(&bench, ROWS, COLUMNS, 5, 1, PRECISION_FP32);
+    reference_stream("weight", 5, 1.0f, COUNT, bench.optimizer.master);
+    memcpy(before, bench.optimizer.master, sizeof before);
+    bench_step(&bench, gradient, 0.5, NULL, true);
+    for (int i = 0; i < COUNT; i++) {
+        assert_close(bench.optimizer.master[i], 0.95 * before[i], 1e-7, "parameter");
+    }
+    bench_close(&bench);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_step_equals_torchs),
         cmocka_unit_test(threads_do_not_change_a_bit),
         cmocka_unit_test(operations_are_those_of_three_products),
         cmocka_unit_test(a_step_is_as_long_for_any_gradient),
+        cmocka_unit_test(a_large_matrix_moves_by_its_momentum_over_the_norm),
+        cmocka_unit_test(a_gradient_of_zeros_leaves_the_decay),
     };
     return cmocka_run_group_tests(tests, NULL, NULL) == 0 ? 0 : 1;
 }

@@ -6,6 +6,12 @@
 
 #include "test/harness.h"
 
+#include "runtime/device.h"
+
+// The time of a thread that tells it; NULL: the machine's.
+static __thread double *told_time;
+#define clock_seconds() (told_time != NULL ? *told_time : clock_seconds())
+
 #include "plan/network.h"
 #include "test/threads_link.h"
 
@@ -78,6 +84,85 @@ static void a_pair_is_measured_in_both_directions(void **state) {
     double rate = probed->exchange[0].rate;
     if (!(rate < 1.5 * SLOW_RATE && rate > 0.05 * SLOW_RATE)) { fail_msg("exchange: %g", rate); }
     free(probed);
+}
+
+// A link to others that answer at once with zeros. All that a rank sends takes the told time: a
+// message its share of the latency, and its bytes.
+typedef struct ToldLink {
+    double time, latency, rate;
+} ToldLink;
+
+static void told_start(void *state, LinkRequest *request, bool is_send, int peer, void *data, size_t bytes) {
+    ToldLink *link = (ToldLink *)state;
+    (void)request, (void)peer;
+    if (is_send) {
+        link->time += link->latency / (RANKS - 1) + (double)bytes / link->rate;
+    } else {
+        memset(data, 0, bytes);
+    }
+}
+
+static bool told_is_done(void *state, LinkRequest *request) {
+    (void)state, (void)request;
+    return true;
+}
+
+// The latency is that of one exchange, the rate that of all bytes that leave a rank; the slowest
+// rank's times count. Slow links are not measured for long.
+static void an_exchange_is_measured_as_it_is(void **state) {
+    (void)state;
+    static const ToldLink links[] = {{0, 1e-3, 1e8}, {0, 2e-3, 1e6}, {0, 20e-3, 1e9}, {0, 0, 1e5}};
+    for (int i = 0; i < 8; i++) {
+        ToldLink told = links[i / 2];
+        const Link link = {.name = "told", .state = &told, .start = told_start, .is_done = told_is_done};
+        Transport transport;
+        transport_prepare(&transport, 0, RANKS, 1, &link, "a test");
+        told_time = &told.time;
+        LinkMeasure measure = link_measure(&transport, i % 2 == 1);
+        told_time = NULL;
+        transport_close(&transport);
+        double alone = told.latency + (RANKS - 1) * sizeof(double) / told.rate;
+        assert_close(measure.latency, alone, 1e-9, "latency");
+        assert_close(measure.rate / told.rate, 1, 0.02, "rate");
+        if (!(told.time > 0.05 && told.time < 1.6)) { fail_msg("measured for %g s", told.time); }
+    }
+}
+
+// A link to one other, whose short messages take a latency in each direction, and the others their
+// bytes; what goes forth and what comes back take turns.
+typedef struct TurnsLink {
+    double time, latencies[2], rates[2]; // forth, back
+} TurnsLink;
+
+static void turns_start(void *state, LinkRequest *request, bool is_send, int peer, void *data, size_t bytes) {
+    TurnsLink *link = (TurnsLink *)state;
+    int way = is_send ? 0 : 1;
+    (void)request, (void)peer;
+    link->time += bytes <= sizeof(ProbeRequest) ? link->latencies[way] : (double)bytes / link->rates[way];
+    if (!is_send) { memset(data, 0, bytes); }
+}
+
+// The latency is half of a word's way there and back; a rate is that of the bytes of one direction.
+static void a_pair_is_timed_as_it_is(void **state) {
+    (void)state;
+    static const TurnsLink links[] = {{0, {3e-3, 1e-3}, {1e8, 2e7}}, {0, {0, 2e-6}, {1e6, 5e9}}};
+    for (int i = 0; i < 2; i++) {
+        TurnsLink told = links[i];
+        const Link link = {.name = "told", .state = &told, .start = turns_start, .is_done = told_is_done};
+        Transport transport;
+        char *buffer = (char *)calloc(2, PROBE_MESSAGE);
+        transport_prepare(&transport, 0, 2, 1, &link, "a test");
+        told_time = &told.time;
+        PairMeasure pair = probe_pair(&transport, 1, buffer);
+        told_time = NULL;
+        transport_close(&transport);
+        free(buffer);
+        assert_close(pair.latency, (told.latencies[0] + told.latencies[1]) / 2, 1e-9, "latency");
+        assert_close(pair.sends / told.rates[0], 1, 1e-6, "sends");
+        assert_close(pair.receives / told.rates[1], 1, 1e-6, "receives");
+        assert_close(pair.at_once * (1 / told.rates[0] + 1 / told.rates[1]), 1, 1e-6, "at once");
+        if (!(told.time < 3)) { fail_msg("measured for %g s", told.time); }
+    }
 }
 
 // Of three interfaces the second sends most: each byte of a tunnel (the third) passes it, too.
@@ -413,6 +498,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_host_meets_every_other_once),
         cmocka_unit_test(a_pair_is_measured_in_both_directions),
+        cmocka_unit_test(an_exchange_is_measured_as_it_is),
+        cmocka_unit_test(a_pair_is_timed_as_it_is),
         cmocka_unit_test(an_interface_is_found_by_what_it_has_sent),
         cmocka_unit_test(interfaces_of_this_machine_are_read),
         cmocka_unit_test(hosts_that_are_alike_are_not_odd),

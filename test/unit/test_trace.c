@@ -338,6 +338,51 @@ static void offsets_are_within_their_bound_when_messages_are_late(void **state) 
     assert_offsets(2e-3);
 }
 
+// A link to rank 0, whose clock shows the true time. A round takes `forth` until rank 0 reads its
+// clock, and `back` until its message is here.
+typedef struct ClockLink {
+    double now, forth[TRACE_CLOCK_ROUNDS], back[TRACE_CLOCK_ROUNDS];
+    int round;
+} ClockLink;
+
+static ClockLink *clock_link;
+
+static double late_clock(void) { return clock_link->now + 1000; }
+
+static void clock_start(void *state, LinkRequest *request, bool is_send, int peer, void *data, size_t bytes) {
+    ClockLink *link = (ClockLink *)state;
+    (void)request, (void)peer;
+    if (!is_send && bytes == 1) { link->now += link->forth[link->round]; } // the barrier
+    if (is_send || bytes != sizeof link->now) { return; }
+    memcpy(data, &link->now, sizeof link->now);
+    link->now += link->back[link->round++];
+}
+
+static bool clock_is_done(void *state, LinkRequest *request) {
+    (void)state, (void)request;
+    return true;
+}
+
+// By hand: the shortest ways, of different rounds, bound the offset from both sides.
+static void the_shortest_ways_bound_an_offset(void **state) {
+    (void)state;
+    ClockLink told = {.now = 5};
+    const Link link = {.name = "told", .state = &told, .start = clock_start, .is_done = clock_is_done};
+    Transport transport;
+    for (int i = 0; i < TRACE_CLOCK_ROUNDS; i++) {
+        told.forth[i] = i == 5 ? 0.003 : 0.02;
+        told.back[i] = i == 11 ? 0.001 : 0.01;
+    }
+    clock_link = &told;
+    transport_prepare(&transport, 1, 2, 1, &link, "a test");
+    ClockOffset offset = trace_measure_clock(&transport, late_clock);
+    transport_close(&transport);
+    assert_int_equal(told.round, TRACE_CLOCK_ROUNDS);
+    assert_close(offset.time, told.now + 1000, 0, "time of the measurement");
+    assert_close(offset.seconds, -1000 + 0.001, 1e-9, "offset");
+    assert_close(offset.error, 0.002, 1e-9, "error");
+}
+
 static void a_clock_that_drifts_is_mapped_along_the_line(void **state) {
     (void)state;
     // this clock shows 1000 + t * (1 + 2^-10) where that of rank 0 shows t
@@ -406,6 +451,7 @@ static void write_rank(Transport *transport, void *context) {
     FileRank *self = &world->ranks[transport->rank];
     Trace trace;
     trace_open(&trace, true);
+    snprintf(transport->host, sizeof transport->host, "pc%d", transport->rank);
     for (int i = 0; i < self->spans; i++) {
         Span span = true_span(transport->rank, i);
         begin_at(&trace, span.lane, span.name, self->shift + self->rate * span.began);
@@ -413,6 +459,7 @@ static void write_rank(Transport *transport, void *context) {
     }
     double first = self->shift + self->rate * 10, last = self->shift + self->rate * 100;
     ClockOffset start = {first, 10 - first, 0}, end = {last, 100 - last, 0};
+    trace.dropped = transport->rank == 2 ? 12 : 0;
     self->written = trace_write(&trace, transport, &start, &end, world->path.text, &self->error);
     trace_close(&trace);
 }
@@ -454,6 +501,32 @@ static void assert_spans(const json_t *events, const FileWorld *world, int ranks
     for (int rank = 0; rank < ranks; rank++) { assert_int_equal(next[rank], world->ranks[rank].spans); }
 }
 
+// What viewers call each rank, and whose spans are not all there.
+static void assert_names(const json_t *events, int ranks) {
+    int names = 0, labels = 0;
+    for (size_t i = 0; i < json_array_size(events); i++) {
+        const json_t *event = json_array_get(events, i), *arguments = json_object_get(event, "args");
+        const char *about = json_string_value(json_object_get(event, "name"));
+        char text[64];
+        if (strcmp(json_string_value(json_object_get(event, "ph")), "M") != 0) { continue; }
+        int rank = (int)number_of(event, "pid");
+        assert_in_range(rank, 0, ranks - 1);
+        if (strcmp(about, "process_name") == 0) {
+            snprintf(text, sizeof text, "rank %d on pc%d", names, names);
+            assert_int_equal(rank, names++);
+            assert_string_equal(json_string_value(json_object_get(arguments, "name")), text);
+        } else if (strcmp(about, "process_sort_index") == 0) {
+            assert_int_equal((int)number_of(arguments, "sort_index"), rank);
+        } else if (strcmp(about, "process_labels") == 0) {
+            assert_int_equal(rank, 2);
+            assert_string_equal(json_string_value(json_object_get(arguments, "labels")), "12 spans dropped");
+            labels++;
+        }
+    }
+    assert_int_equal(names, ranks);
+    assert_int_equal(labels, ranks > 2 ? 1 : 0);
+}
+
 // Between the first line and the last every line is an event, with a comma but for the
 // last one.
 static size_t assert_one_event_per_line(char *text) {
@@ -489,6 +562,7 @@ static void the_file_has_every_span_of_every_rank_in_one_time(void **state) {
         const json_t *events = json_object_get(trace, "traceEvents");
         assert_true(json_is_array(events));
         assert_spans(events, &world, ranks);
+        assert_names(events, ranks);
         char *text = read_text(world.path.text);
         assert_int_equal(assert_one_event_per_line(text), json_array_size(events));
         free(text);
@@ -652,6 +726,7 @@ int main(void) {
         cmocka_unit_test(two_threads_may_trace_while_the_host_takes),
         cmocka_unit_test(offsets_are_within_their_bound),
         cmocka_unit_test(offsets_are_within_their_bound_when_messages_are_late),
+        cmocka_unit_test(the_shortest_ways_bound_an_offset),
         cmocka_unit_test(a_clock_that_drifts_is_mapped_along_the_line),
         cmocka_unit_test(the_file_has_every_span_of_every_rank_in_one_time),
         cmocka_unit_test(the_lines_of_the_file_are_as_promised),

@@ -6,7 +6,7 @@
 
 #include "test/harness.h"
 
-#include "comm/collectives_host.h"
+#include "comm/exchange.h"
 #include "comm/probe.h"
 #include "comm/transport_mpi.h"
 #include "test/threads_link.h"
@@ -569,6 +569,71 @@ static void records_come_in_the_order_of_ranks(void **state) {
     if (!fits) { skip(); }
 }
 
+// ---- What ranks agree on ----------------------------------------------------------------
+
+typedef struct Agreement {
+    int exit_codes[4];
+    int rank[4], exit_code[4]; // what each rank is told
+    char said[4][64];
+    double folded[4];
+    char shared[4], met[4][64];
+    int hosts[4];
+} Agreement;
+
+static double fold_in_order(double a, double b) { return 10 * a + b; }
+
+static void agree(Transport *transport, void *context) {
+    Agreement *agreement = (Agreement *)context;
+    int rank = transport->rank;
+    Error error = {""};
+    Verdict verdict;
+    memset(&verdict, 0, sizeof verdict);
+    snprintf(transport->host, sizeof transport->host, "pc%d", rank);
+    if (agreement->exit_codes[rank] != 0) { error_set(&error, "no %d", rank); }
+    agreement->rank[rank] =
+        transport_first_failure(transport, "a test", agreement->exit_codes[rank], &error, &verdict);
+    agreement->exit_code[rank] = verdict.exit_code;
+    snprintf(agreement->said[rank], sizeof agreement->said[rank], "%.20s: %.30s", verdict.host,
+             verdict.error.text);
+    agreement->folded[rank] = transport_fold(transport, "a test", rank + 1, fold_in_order);
+    agreement->shared[rank] = (char)('a' + rank);
+    transport_meet(transport, rank - rank % 2);
+    agreement->hosts[rank] = transport->hosts.hosts;
+    for (int i = 0; i < 4; i++) {
+        text_join(agreement->met[rank], sizeof agreement->met[rank], " ", "%s:%d", transport->met[i].name,
+                  transport->met[i].leader);
+    }
+    share_from_rank_zero(transport, "a test", &agreement->shared[rank], 1);
+}
+
+// All ranks are told of the first one that failed, what it says and on which host it is; and where
+// each of them is.
+static void all_ranks_hear_of_the_first_failure(void **state) {
+    (void)state;
+    if (process_transport->size > 1) { skip(); }
+    static const struct {
+        int exit_codes[4], rank, exit_code;
+        const char *said;
+    } cases[] = {{{0, 0, 0, 0}, -1, 0, ": "},
+                 {{0, 2, 0, 3}, 1, 2, "pc1: no 1"},
+                 {{3, 2, 2, 2}, 0, 3, "pc0: no 0"},
+                 {{0, 0, 0, 3}, 3, 3, "pc3: no 3"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Agreement agreement;
+        memset(&agreement, 0, sizeof agreement);
+        memcpy(agreement.exit_codes, cases[i].exit_codes, sizeof agreement.exit_codes);
+        threads_run(4, agree, &agreement);
+        for (int rank = 0; rank < 4; rank++) {
+            assert_int_equal(agreement.rank[rank], cases[i].rank);
+            assert_int_equal(agreement.exit_code[rank], cases[i].exit_code);
+            assert_string_equal(agreement.said[rank], cases[i].said);
+            assert_true(agreement.folded[rank] == 1234 && agreement.shared[rank] == 'a');
+            assert_int_equal(agreement.hosts[rank], 2);
+            assert_string_equal(agreement.met[rank], "pc0:0 pc1:0 pc2:2 pc3:2");
+        }
+    }
+}
+
 // ---- Many ranks -----------------------------------------------------------------------
 
 enum { MANY_RANKS = 64 };
@@ -629,6 +694,106 @@ static void messages_are_few_among_many_ranks(void **state) {
         }
         assert_int_equal(many.records[0], rows[i].records);
     }
+}
+
+// What a lane receives in a turn is about a megabyte, and on two levels four; with many ranks the
+// messages do not become shorter than 8 kB.
+static void messages_are_as_long_as_the_cache_likes(void **state) {
+    (void)state;
+    static const struct {
+        int ranks, per_host;
+        size_t elements;
+    } rows[] = {{2, 1, 262144}, {3, 1, 131072}, {4, 1, 87296},  {100, 1, 2560}, {129, 1, 2048},
+                {500, 1, 2048}, {4, 2, 262144}, {8, 4, 149760}, {500, 8, 2048}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        Transport transport;
+        transport_open_supposed(&transport, rows[i].ranks, rows[i].per_host);
+        transport.two_level = rows[i].per_host > 1;
+        assert_int_equal(host_chunk_elements(&transport), rows[i].elements);
+        transport_close(&transport);
+    }
+}
+
+// By hand: slots of messages, of 256 floats each. In the flat exchange one to and one from every
+// other rank. On two levels, of 8 ranks on 2 hosts: one to the other host, two from it, which are
+// passed on, and inside the host six in each direction. Two of each where there are several chunks.
+static void messages_have_room(void **state) {
+    (void)state;
+    static const struct {
+        int ranks, per_host;
+        size_t shard, slots, vectors; // vectors: of the host that a GPU's are staged in, with_base or not
+        bool on_gpu, with_base;
+    } rows[] = {{1, 1, 3000, 0, 0, false, true},  {3, 1, 256, 2 + 2, 0, false, false},
+                {3, 1, 257, 8, 0, false, true},   {8, 4, 200, 1 + 2 + 6 + 6, 0, false, false},
+                {8, 4, 3000, 30, 0, false, true}, {1, 1, 3000, 0, 0, true, false},
+                {1, 1, 3000, 0, 2, true, true},   {3, 1, 257, 8, 1, true, false},
+                {3, 1, 257, 8, 2, true, true}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        Transport transport;
+        Arena arena;
+        CommBackend comm;
+        Layout layout = {.count = 1, .size = rows[i].ranks, .piece = rows[i].shard, .cells = 1};
+        memset(&arena, 0, sizeof arena);
+        memset(&comm, 0, sizeof comm);
+        transport_open_supposed(&transport, rows[i].ranks, rows[i].per_host);
+        transport.two_level = rows[i].per_host > 1;
+        transport.messages.limit = 256;
+        comm.transport = &transport;
+        comm.on_gpu = arena.on_gpu = rows[i].on_gpu;
+        comm_reserve(&comm, &arena, &layout, rows[i].with_base);
+        size_t vector = rows[i].shard * (size_t)rows[i].ranks * sizeof(float);
+        assert_int_equal(arena_class_bytes(&arena, MEMORY_COMMUNICATION),
+                         rows[i].slots * 256 * sizeof(float) + rows[i].vectors * vector);
+        assert_true(rows[i].on_gpu ? arena.bytes == 0 : arena.host_bytes == 0); // messages stay on the host
+        transport_close(&transport);
+    }
+}
+
+// By hand: vectors in GPU memory, whose messages are encoded there. Of eight ranks on two hosts
+// each owns 1 of 8 and is the delegate of 2; a message begins at a line of 128 bytes.
+static void messages_of_nccl_have_room(void **state) {
+    (void)state;
+    enum { PIECE = 40, CELLS = 10, CELL = 8 * PIECE * 4 };
+    static const struct {
+        int per_host;
+        size_t limit, cells, owners; // limit: bytes of buffer_limit; owners: whose messages there is room for
+    } rows[] = {{1, 0, CELLS, 8 + 8}, {1, 4 * CELL, 4, 8 + 8},         {1, 4 * CELL - 1, 3, 8 + 8},
+                {1, 5, 1, 8 + 8},     {4, 4 * CELL, 4, 2 + 2 + 8 + 6}, {8, 0, CELLS, 1 + 1 + 8 + 7}};
+    const Layout layout = {.count = 8 * PIECE * CELLS, .size = 8, .piece = PIECE, .cells = CELLS};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        Transport transport;
+        Arena arena;
+        Nccl nccl;
+        memset(&nccl, 0, sizeof nccl);
+        memset(&arena, 0, sizeof arena);
+        nccl.buffer_limit = rows[i].limit;
+        transport_open_supposed(&transport, 8, rows[i].per_host);
+        transport.two_level = rows[i].per_host > 1;
+        nccl_collectives_reserve(&nccl, &transport, &arena, &layout);
+        assert_int_equal(nccl.cells, rows[i].cells);
+        size_t owner = (rows[i].cells * PIECE * 4 + 127) / 128 * 128;
+        assert_int_equal(arena_class_bytes(&arena, MEMORY_COMMUNICATION), rows[i].owners * owner);
+        assert_true(nccl.gathered == (rows[i].per_host > 1 ? &nccl.inside_received : &nccl.received));
+        transport_close(&transport);
+    }
+}
+
+// A long vector is copied in several pieces; nothing beside its range is.
+static void a_staged_copy_has_several_pieces(void **state) {
+    (void)state;
+    const size_t begin = 5, end = begin + 2 * (size_t)STAGED_PIECE + 9, count = end + 3;
+    float *from = (float *)malloc(2 * count * sizeof *from), *to = from + count;
+    Stream stream;
+    memset(&stream, 0, sizeof stream);
+    for (size_t i = 0; i < count; i++) {
+        from[i] = (float)(i % 65521);
+        to[i] = -1;
+    }
+    staged_copy(&stream, to, from, begin, end);
+    for (size_t i = 0; i < count; i++) {
+        assert_true(to[i] == (i >= begin && i < end ? (float)(i % 65521) : -1));
+    }
+    free(from);
 }
 
 // ---- The emulated link ----------------------------------------------------------------
@@ -838,6 +1003,82 @@ static void a_mate_that_waits_itself_is_not_blamed(void **state) {
     }
 }
 
+// ---- What is said of ranks that do not come ---------------------------------------------
+
+// Messages that never end: from ranks 1 to `receives`, and to ranks 1 to `sends`.
+typedef struct Overdue {
+    int receives, sends;
+    bool met;
+    Level level;
+    const char *said;
+} Overdue;
+
+static void start_nothing(void *state, LinkRequest *request, bool is_send, int peer, void *data,
+                          size_t bytes) {
+    (void)state, (void)request, (void)is_send, (void)peer, (void)data, (void)bytes;
+}
+
+static void fail_overdue(const void *context) {
+    const Overdue *overdue = (const Overdue *)context;
+    const Link link = {.name = "none", .start = start_nothing};
+    const Lane lane = {overdue->level, 1};
+    char message[100];
+    Transport transport;
+    transport_prepare(&transport, 0, 12, 1, &link, "a test");
+    transport.two_level = true;
+    transport.operation = "all-gather";
+    if (overdue->met) { transport.met = MEMORY_OF(HostRecord, 12); }
+    for (int i = 0; i < 12 && overdue->met; i++) {
+        snprintf(transport.met[i].name, sizeof transport.met[i].name, "pc%d", i);
+    }
+    for (int i = 1; i <= overdue->receives; i++) {
+        transport_post(&transport, lane, false, i, message, sizeof message);
+    }
+    for (int i = 1; i <= overdue->sends; i++) { transport_post(&transport, lane, true, i, message, 7); }
+    transport_fail_overdue(&transport, lane, 41.6);
+}
+
+// Who has not sent is waited for by all; only where all have sent, who has not received is named.
+static void ranks_that_are_overdue_are_listed(void **state) {
+    (void)state;
+    if (process_transport->size > 1) { skip(); }
+    static const Overdue cases[] = {
+        {2, 3, false, BETWEEN_HOSTS,
+         "] all-gather between hosts: rank 1, 2 did not arrive for 42 s (200 bytes outstanding). It, or"},
+        {8, 0, false, INSIDE_HOSTS,
+         "all-gather inside the host: rank 1, 2, 3, 4, 5, 6, 7, 8 did not arrive for 42 s (800 bytes"},
+        {11, 0, false, BETWEEN_HOSTS,
+         "rank 1, 2, 3, 4, 5, 6, 7, 8, ... did not arrive for 42 s (1100 bytes outstanding)"},
+        {0, 2, true, BETWEEN_HOSTS, "rank 1 on pc1, 2 on pc2 did not take its data for 42 s (14 bytes out"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char message[2048];
+        int status = run_in_child(fail_overdue, &cases[i], message, sizeof message);
+        assert_true(WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SYSTEM_FAILURE);
+        if (strstr(message, cases[i].said) == NULL) { fail_msg("%s", message); }
+    }
+}
+
+static void arrive_after_the_deadline(Transport *transport, void *context) {
+    (void)context;
+    transport->timeout_seconds = 0.05;
+    if (transport->rank == 1) { sleep_seconds(0.3); }
+    transport_barrier_patiently(transport, "a test", 60);
+}
+
+static void wait_patiently(const void *context) {
+    (void)context;
+    threads_run(2, arrive_after_the_deadline, NULL);
+}
+
+static void a_patient_barrier_waits_beyond_the_deadline(void **state) {
+    (void)state;
+    if (process_transport->size > 1) { skip(); }
+    char message[2048];
+    int status = run_in_child(wait_patiently, NULL, message, sizeof message);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) { fail_msg("%s", message); }
+}
+
 enum { NAPS = 15 }; // of a tenth of a second
 
 static void arrive_late(Transport *transport, void *context) {
@@ -880,7 +1121,12 @@ int main(void) {
         cmocka_unit_test(delays_change_no_bit),
         cmocka_unit_test(a_range_touches_nothing_else),
         cmocka_unit_test(records_come_in_the_order_of_ranks),
+        cmocka_unit_test(all_ranks_hear_of_the_first_failure),
         cmocka_unit_test(messages_are_few_among_many_ranks),
+        cmocka_unit_test(messages_are_as_long_as_the_cache_likes),
+        cmocka_unit_test(messages_have_room),
+        cmocka_unit_test(messages_of_nccl_have_room),
+        cmocka_unit_test(a_staged_copy_has_several_pieces),
         cmocka_unit_test(the_emulated_link_is_as_slow_as_it_says),
         cmocka_unit_test(the_emulated_link_is_as_late_as_it_says),
         cmocka_unit_test(latencies_of_messages_do_not_add_up),
@@ -889,6 +1135,8 @@ int main(void) {
         cmocka_unit_test(a_world_of_one_has_no_link),
         cmocka_unit_test(a_rank_that_does_not_arrive_is_named),
         cmocka_unit_test(a_mate_that_waits_itself_is_not_blamed),
+        cmocka_unit_test(ranks_that_are_overdue_are_listed),
+        cmocka_unit_test(a_patient_barrier_waits_beyond_the_deadline),
         cmocka_unit_test(the_time_of_a_stopped_process_does_not_count),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
 // test_log.c: the run directory, log.jsonl and progress.tsv, and the lines on the
-// terminal.
+// terminal; what they stand on: numbers and words for people, files, and a lack of memory.
 #define _GNU_SOURCE // posix_openpt
 
 #include <signal.h>

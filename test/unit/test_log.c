@@ -1,5 +1,5 @@
 // test_log.c: the run directory, log.jsonl and progress.tsv, and the lines on the
-// terminal.
+// terminal; what they stand on: numbers and words for people, files, and a lack of memory.
 #define _GNU_SOURCE // posix_openpt
 
 #include <signal.h>
@@ -773,7 +773,7 @@ static void test_disk_full_at_the_end(void **state) {
 }
 
 // While the disk is full, lines of a patient log wait, and come first when there is
-// space again.
+// space again. Other failures are said.
 static void test_disk_full_for_a_while(void **state) {
     (void)state;
     Log log;
@@ -793,6 +793,12 @@ static void test_disk_full_for_a_while(void **state) {
     assert_true(dup2(file, log.descriptor) >= 0);
     assert_true(log_append(&log, "four\n", 5, &error));
     assert_true(log.waiting_bytes == 0);
+    int reads = open("while", O_RDONLY); // what does not get better is said at once
+    assert_true(reads >= 0 && dup2(reads, log.descriptor) >= 0);
+    assert_false(log_append(&log, "five\n", 5, &error));
+    expect_text(error.text, "cannot write while/log.jsonl: Bad file descriptor");
+    assert_true(log.waiting_bytes == 0);
+    close(reads);
     close(file);
     close(full);
     log_close(&log);

@@ -575,7 +575,7 @@ static void the_lines_of_the_file_are_as_promised(void **state) {
     (void)state;
     Transport transport;
     transport_open_alone(&transport, "a test");
-    snprintf(transport.host, sizeof transport.host, "%s", "node\"7\n");
+    snprintf(transport.host, sizeof transport.host, "%s", "node\"7\n\x7f\\~");
     Trace trace;
     Error error = {""};
     ClockOffset same = {0, 0, 0};
@@ -593,7 +593,7 @@ static void the_lines_of_the_file_are_as_promised(void **state) {
         text,
         "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n"
         "{\"ph\":\"M\",\"pid\":0,\"tid\":0,\"name\":\"process_name\",\"args\":{\"name\":\"rank 0 on "
-        "node?7?\"}},\n"
+        "node?7???~\"}},\n"
         "{\"ph\":\"M\",\"pid\":0,\"tid\":0,\"name\":\"process_sort_index\",\"args\":{\"sort_index\":0}},\n"
         "{\"ph\":\"M\",\"pid\":0,\"tid\":0,\"name\":\"thread_name\",\"args\":{\"name\":\"compute\"}},\n"
         "{\"ph\":\"M\",\"pid\":0,\"tid\":1,\"name\":\"thread_name\",\"args\":{\"name\":\"communication\"}},\n"

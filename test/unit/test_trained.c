@@ -94,6 +94,13 @@ static float fixture_gradients(Fixture *fixture, const Pace *pace) {
                                     fixture->gradients, fixture->tokens, fixture->targets, pace);
 }
 
+// The gradients of a sum that begins, whatever stood there.
+static float fixture_begin(Fixture *fixture) {
+    const Pace pace = {.begins = true};
+    for (size_t i = 0; i < fixture->part.table.parameter_count; i++) { fixture->gradients[i] = NAN; }
+    return fixture_gradients(fixture, &pace);
+}
+
 static const TrainedChoice everything = {.freeze = "", .adapted = "*"};
 
 // ---- Freezing -------------------------------------------------------------------------
@@ -104,8 +111,9 @@ static void check_frozen(bool gpt2, const char *freeze, Precision precision, Rec
     fixture_open(&whole, gpt2, &everything, precision, recompute);
     fixture_open(&some, gpt2, &choice, precision, recompute);
     assert_true(some.part.frozen_count + some.part.table.parameter_count == whole.part.table.parameter_count);
-    for (int pass = 0; pass < 2; pass++) { // gradients are added to
-        float expected = fixture_gradients(&whole, NULL), loss = fixture_gradients(&some, NULL);
+    for (int pass = 0; pass < 2; pass++) { // gradients are set, and then added to
+        float expected = pass == 0 ? fixture_begin(&whole) : fixture_gradients(&whole, NULL),
+              loss = pass == 0 ? fixture_begin(&some) : fixture_gradients(&some, NULL);
         assert_true(loss == expected);
     }
     float forward = model_loss(&some.model, &some.stream, some.parameters, some.tokens, some.targets);
@@ -235,6 +243,8 @@ static void check_adapters(bool gpt2, const char *adapted, int rank, Precision p
     double forward =
         (double)model_loss(&some.model, &some.stream, some.parameters, some.tokens, some.targets);
     assert_close(forward, expected, tolerance, "loss without gradients");
+    expect_adapter_gradients(&some, &whole, tolerance);
+    fixture_begin(&some);
     expect_adapter_gradients(&some, &whole, tolerance);
     fixture_close(&some);
     fixture_close(&whole);

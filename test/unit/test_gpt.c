@@ -1039,7 +1039,9 @@ static void test_config_json(void **state) {
         }
     }
     assert_false(model_find("126M", &config, &error));
-    assert_non_null(strstr(error.text, "did you mean 125M?"));
+    assert_non_null(
+        strstr(error.text, "unknown model 126M (did you mean 125M?): choose tiny, 36M, 125M, 1.3B, "));
+    assert_non_null(strstr(error.text, ", qwen2.5-0.5B or qwen3-0.6B, or give a Hugging Face config.json"));
     assert_false(model_find("/no/such/config.json", &config, &error));
     assert_non_null(strstr(error.text, "/no/such/config.json"));
 }

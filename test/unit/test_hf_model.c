@@ -901,6 +901,12 @@ static void adapters_that_cannot_be_read_are_refused(void **state) {
     assert_int_equal(unlink(scratch("model/" FILE_SUMS_NAME)), 0);
     assert_int_equal(rename(scratch("model/" ADAPTERS_WEIGHTS), scratch("model/adapter_model.bin")), 0);
     expect_refusal("AutoPeftModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT)");
+    assert_int_equal(rename(scratch("base/model.safetensors"), scratch("base/away")), 0);
+    expect_refusal("/model holds adapters of /"); // whose own mistake is said behind that
+    expect_refusal("model.safetensors: No such file or directory");
+    assert_int_equal(unlink(scratch("base/" FILE_SUMS_NAME)), 0);
+    expect_refusal("/base has no model.safetensors, nor shards with an index");
+    assert_int_equal(rename(scratch("base/away"), scratch("base/model.safetensors")), 0);
     check_part("", 3);
     assert_true(hf_model_copy_file(scratch("base/config.json"), scratch("model/" ADAPTERS_CONFIG), &error));
     expect_refusal("it is not what checksums.json beside it says");

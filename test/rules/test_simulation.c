@@ -448,8 +448,42 @@ static void vectors_and_records_cost_what_machine_h_says(void **state) {
     }
 }
 
+// From 10 s to 20 s an exchange takes half of each second.
+static void computation_beside_an_exchange_takes_longer(void **state) {
+    (void)state;
+    static const double cases[][3] = {{0, 5, 5},   {0, 10, 10}, {5, 10, 20}, {5, 12, 22},
+                                      {12, 2, 16}, {18, 4, 23}, {20, 3, 23}, {25, 1, 26}};
+    Simulation simulation = {.beside_began = 10, .beside_ended = 20};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) { // start, seconds, end
+        double start = cases[i][0], seconds = cases[i][1];
+        simulation.beside_taken = 0.5;
+        assert_close(simulation_beside(&simulation, start, seconds), cases[i][2], 1e-12, "half");
+        simulation.beside_taken = 0;
+        assert_close(simulation_beside(&simulation, start, seconds), start + seconds, 1e-12, "nothing");
+    }
+}
+
+// The head counts as what stands before the layers; alone it is all that is computed.
+static void layers_share_a_pass_by_their_parameters(void **state) {
+    (void)state;
+    static size_t begins[] = {100, 300, 600}, none[] = {0, 0, 0};
+    Scheduler *s = (Scheduler *)calloc(1, sizeof *s);
+    Simulation simulation = {.scheduler = s};
+    s->problem.layer_count = 2;
+    s->problem.layer_begins = begins;
+    assert_close(simulation_share(&simulation, 0, 1, false), 1.0 / 3, 1e-12, "first layer");
+    assert_close(simulation_share(&simulation, 1, 2, true), 2.0 / 3, 1e-12, "last layer and head");
+    assert_close(simulation_share(&simulation, 0, 2, true), 1, 1e-12, "all");
+    s->problem.layer_begins = none;
+    assert_close(simulation_share(&simulation, 0, 1, false), 0, 0, "a frozen layer");
+    assert_close(simulation_share(&simulation, 1, 2, true), 1, 0, "the head alone");
+    free(s);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(computation_beside_an_exchange_takes_longer),
+        cmocka_unit_test(layers_share_a_pass_by_their_parameters),
         cmocka_unit_test(an_exchange_costs_what_machine_h_says),
         cmocka_unit_test(vectors_and_records_cost_what_machine_h_says),
         cmocka_unit_test(overlapped_rules_take_their_closed_form),

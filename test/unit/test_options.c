@@ -356,6 +356,8 @@ static void test_texts(void **state) {
     assert_true(option_set(model, &options, "a-long-name", &error)); // nothing of it stays
     assert_true(option_set(model, &options, "short", &error));
     assert_string_equal(options.model, "short");
+    expect_valid(&options, "--slow-ms -0"); // is 0, also as text
+    assert_false(signbit(options.slow_ms));
 }
 
 static void test_names_are_suggested(void **state) {

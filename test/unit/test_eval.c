@@ -771,8 +771,8 @@ static void damaged_lines_are_refused_with_their_number(void **state) {
     fixture_close(&fixture);
 }
 
-// The blank before the word and its eight letters are predicted: nine tokens, which is all of T. The
-// mark that Windows puts in front of a text is no part of its first line.
+// The blank before the word and its eight letters are predicted: nine tokens, which is all of T.
+// The mark that Windows puts in front of a text is no part of its first line.
 static void a_word_may_fill_the_whole_length(void **state) {
     (void)state;
     Fixture fixture;

@@ -316,8 +316,8 @@ static void test_hosts(void **state) {
     free(text);
 }
 
-// n = sqrt(C / latency) buckets of an exchange of C seconds: here 1.6 MB on 4 ranks at 1 MB/s, 1.2 s
-// in one direction, of which a rule that replicates needs two, each with its own latency.
+// n = sqrt(C / latency) buckets of an exchange of C seconds: here 1.6 MB on 4 ranks at 1 MB/s,
+// 1.2 s in one direction, of which a rule that replicates needs two, each with its own latency.
 static void buckets_are_as_many_as_the_link_wants(void **state) {
     (void)state;
     static const struct {

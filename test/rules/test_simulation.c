@@ -8,6 +8,7 @@
 //     speed
 //   - bytes that leave a host are those of the exchange on one level and on two
 //   - an exchange that needs the cores of the computation slows it down by what it works
+//   - what an exchange costs on small numbers is what was worked out by hand
 //
 // How near it comes to real runs is measured by dev/bench/predict.
 #include "plan/simulation.h"
@@ -369,8 +370,122 @@ static void nothing_gets_slower_on_better_machines(void **state) {
     }
 }
 
+// ---- Costs ----------------------------------------------------------------------------
+
+// Links of 1 MB/s and 1 ms between hosts, of 10 MB/s and 0.1 ms inside one; 1 GB/s in memory.
+static const Machine costly = {.host = {1e6, 1e-3},
+                               .inside = {1e7, 1e-4},
+                               .exchange_bytes_per_second = 1e9,
+                               .chunk = 500,
+                               .message_seconds = 1e-5,
+                               .wake_seconds = 1e-4};
+
+static void open_ranks(Transport *transport, int ranks, int per_host, bool two_level) {
+    memset(transport, 0, sizeof *transport);
+    transport->size = ranks;
+    transport->two_level = two_level;
+    groups_make_even(&transport->hosts, 0, ranks, per_host);
+    groups_make_even(&transport->flat, 0, ranks, 1);
+}
+
+static void close_ranks(Transport *transport) {
+    groups_free(&transport->hosts);
+    groups_free(&transport->flat);
+}
+
+// 1000 elements of each rank in two chunks, worked out by hand.
+static void an_exchange_costs_what_machine_h_says(void **state) {
+    (void)state;
+    static const struct {
+        int ranks, per_host;
+        bool two_level, gather;
+        WireFormat wire;
+        double chunk, seconds, work, bytes;
+    } cases[] = {
+        {4, 2, true, false, WIRE_FP32, 500, 0.010068, 1.36e-4, 8000},
+        {4, 2, true, true, WIRE_BF16, 500, 0.005652, 1.04e-4, 4000},
+        {4, 2, true, false, WIRE_BF16, 500, 0.006068, 1.36e-4, 4000},
+        {4, 2, false, false, WIRE_FP32, 500, 0.017674, 1.48e-4, 16000},
+        {2, 2, false, false, WIRE_FP32, 500, 0.000626, 5.2e-5, 0},
+        {2, 1, false, true, WIRE_FP32, 10, 0.0511104, 1.04e-3, 4000}, // each lane waits for its message
+        {1, 1, false, false, WIRE_FP32, 500, 1.2e-5, 1.2e-5, 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Transport transport;
+        Machine machine = costly;
+        machine.chunk = cases[i].chunk;
+        open_ranks(&transport, cases[i].ranks, cases[i].per_host, cases[i].two_level);
+        ExchangeCost cost = machine_exchange(&machine, &transport, 1000, cases[i].wire, cases[i].gather);
+        assert_close(cost.work, cases[i].work, 1e-12, "work");
+        assert_close(cost.bytes, cases[i].bytes, 1e-9, "bytes");
+        assert_close(cost.seconds, cases[i].seconds, 1e-12, "seconds");
+        close_ranks(&transport);
+    }
+}
+
+// Of each rank: three slices of 1000 bytes in all, and a record of 100.
+static void vectors_and_records_cost_what_machine_h_says(void **state) {
+    (void)state;
+    static const struct {
+        int ranks, per_host;
+        bool two_level;
+        double seconds, bytes, records;
+    } cases[] = {
+        {4, 2, true, 0.006416, 2000, 1.91e-3},
+        {4, 2, false, 0.008016, 4000, 1.53e-3},
+        {2, 2, false, 0.001008, 0, 1.11e-3},
+        {1, 1, false, 4e-6, 0, 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Transport transport;
+        open_ranks(&transport, cases[i].ranks, cases[i].per_host, cases[i].two_level);
+        ExchangeCost cost = machine_gather(&costly, &transport, 1000, 3);
+        assert_close(cost.seconds, cases[i].seconds, 1e-12, "seconds");
+        assert_close(cost.work, 4e-6 * cases[i].ranks, 1e-15, "work");
+        assert_close(cost.bytes, cases[i].bytes, 1e-9, "bytes");
+        assert_close(machine_records(&costly, &transport, 100), cases[i].records, 1e-12, "records");
+        close_ranks(&transport);
+    }
+}
+
+// From 10 s to 20 s an exchange takes half of each second.
+static void computation_beside_an_exchange_takes_longer(void **state) {
+    (void)state;
+    static const double cases[][3] = {{0, 5, 5},   {0, 10, 10}, {5, 10, 20}, {5, 12, 22},
+                                      {12, 2, 16}, {18, 4, 23}, {20, 3, 23}, {25, 1, 26}};
+    Simulation simulation = {.beside_began = 10, .beside_ended = 20};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) { // start, seconds, end
+        double start = cases[i][0], seconds = cases[i][1];
+        simulation.beside_taken = 0.5;
+        assert_close(simulation_beside(&simulation, start, seconds), cases[i][2], 1e-12, "half");
+        simulation.beside_taken = 0;
+        assert_close(simulation_beside(&simulation, start, seconds), start + seconds, 1e-12, "nothing");
+    }
+}
+
+// The head counts as what stands before the layers; alone it is all that is computed.
+static void layers_share_a_pass_by_their_parameters(void **state) {
+    (void)state;
+    static size_t begins[] = {100, 300, 600}, none[] = {0, 0, 0};
+    Scheduler *s = (Scheduler *)calloc(1, sizeof *s);
+    Simulation simulation = {.scheduler = s};
+    s->problem.layer_count = 2;
+    s->problem.layer_begins = begins;
+    assert_close(simulation_share(&simulation, 0, 1, false), 1.0 / 3, 1e-12, "first layer");
+    assert_close(simulation_share(&simulation, 1, 2, true), 2.0 / 3, 1e-12, "last layer and head");
+    assert_close(simulation_share(&simulation, 0, 2, true), 1, 1e-12, "all");
+    s->problem.layer_begins = none;
+    assert_close(simulation_share(&simulation, 0, 1, false), 0, 0, "a frozen layer");
+    assert_close(simulation_share(&simulation, 1, 2, true), 1, 0, "the head alone");
+    free(s);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(computation_beside_an_exchange_takes_longer),
+        cmocka_unit_test(layers_share_a_pass_by_their_parameters),
+        cmocka_unit_test(an_exchange_costs_what_machine_h_says),
+        cmocka_unit_test(vectors_and_records_cost_what_machine_h_says),
         cmocka_unit_test(overlapped_rules_take_their_closed_form),
         cmocka_unit_test(rules_without_overlap_add_up),
         cmocka_unit_test(local_rules_take_their_closed_form),

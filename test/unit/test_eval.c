@@ -772,6 +772,7 @@ static void damaged_lines_are_refused_with_their_number(void **state) {
 }
 
 // The blank before the word and its eight letters are predicted: nine tokens, which is all of T.
+// The mark that Windows puts in front of a text is no part of its first line.
 static void a_word_may_fill_the_whole_length(void **state) {
     (void)state;
     Fixture fixture;
@@ -779,8 +780,8 @@ static void a_word_may_fill_the_whole_length(void **state) {
     fixture_open(&fixture, BYTES);
     for (int T = 8; T <= 9; T++) {
         Error error = {""};
-        EvaluateRequest request =
-            make_request(&fixture, EVALUATE_LAMBADA, write_text("{\"text\": \"abcdefgh\"}\n"), NULL);
+        EvaluateRequest request = make_request(&fixture, EVALUATE_LAMBADA,
+                                               write_text("\xEF\xBB\xBF{\"text\": \"abcdefgh\"}\n"), NULL);
         request.T = T;
         assert_int_equal(evaluate_set_open(&set, &request, &error), T == 9);
         if (T == 8) { assert_non_null(strstr(error.text, "9 tokens are to be predicted")); }
@@ -820,10 +821,6 @@ static void requests_that_cannot_be_met_are_refused(void **state) {
     request = make_request(&wide, EVALUATE_LAMBADA, write_text("{\"text\": \"the river the mill<|end|>\"}"),
                            &tokenizer);
     expect_refusal(&request, "beyond the model's vocabulary");
-    EvaluateSet marked;
-    request = make_request(&fixture, EVALUATE_LAMBADA, write_text("\xEF\xBB\xBF{\"text\": \"a b\"}\n"), NULL);
-    if (!evaluate_set_open(&marked, &request, &error)) { fail_msg("%s", error.text); }
-    evaluate_set_close(&marked); // Windows' mark in front of a text is none of its line
     request = make_request(&fixture, EVALUATE_PERPLEXITY, write_text("abc"), NULL);
     request.T = 1;
     expect_refusal(&request, "at least 2");

@@ -1,6 +1,7 @@
 // test_launch_checks.c: what launch_checks.h decides under the launchers, core bindings
 // and containers of other machines, whose numbers and variables are given here; and what
-// placement.h leaves to NCCL on other GPUs.
+// placement.h leaves to NCCL on other GPUs, setup.h chooses for other models and links, and fit.h
+// lets a rank of other machines have.
 
 #include "test/harness.h"
 
@@ -157,6 +158,12 @@ static void test_threads(void **state) {
     expect_threads(8, 8, 2, 4, 4, "--threads", NULL);
     expect_threads(8, 8, 2, 5, 5, "--threads",
                    "--threads 5 for each of 2 ranks is more than the 8 cores here: slower than 4");
+    expect_threads(
+        2, 12, 3, 0, 2, "the launcher bound this rank to 2 of 12 cores",
+        "this rank is bound to 2 cores where 4 could be its share: start with mpirun --bind-to none "
+        "... (under srun: --cpus-per-task=4), or say --threads 2 if the binding is meant");
+    expect_threads(1, 1, 1, 3, 3, "--threads",
+                   "--threads 3 for each of 1 rank is more than the 1 core here: slower than 1");
     // a container limits the share of time: fewer cores than the mask shows
     expect_threads(64, 2, 1, 0, 2, "2 cores of this node for 1 rank", NULL);
     expect_threads(64, 2, 2, 0, 1, "2 cores of this node for 2 ranks", NULL);
@@ -316,6 +323,220 @@ static void test_hosts(void **state) {
     assert_string_equal(text, "hosts      pc1: 2 ranks, the first is 0; CPU, 4 threads each\n"
                               "           pc2: 1 rank, the first is 1; some GPU, 1 thread each\n");
     free(text);
+    enum { MANY = 19 };
+    static Hello many[2 * MANY];
+    for (int rank = 0; rank < 2 * MANY; rank++) {
+        many[rank].threads = 2;
+        snprintf(many[rank].host, sizeof many[rank].host, "pc%d", rank / 2);
+        snprintf(many[rank].device, sizeof many[rank].device, "CPU");
+    }
+    file = open_memstream(&text, &length);
+    print_hosts(file, many, 2 * MANY);
+    fclose(file);
+    assert_non_null(strstr(text, "\n           pc15: 2 ranks, the first is 30; CPU, 2 threads each\n"
+                                 "           and 3 more: log.jsonl has all\n"));
+    free(text);
+}
+
+// n = sqrt(C / latency) buckets of an exchange of C seconds: here 1.6 MB on 4 ranks at 1 MB/s,
+// 1.2 s in one direction, of which a rule that replicates needs two, each with its own latency.
+static void buckets_are_as_many_as_the_link_wants(void **state) {
+    (void)state;
+    static const struct {
+        RuleKind kind;
+        int ranks;
+        bool replicated;
+        WireFormat wire;
+        double rate, latency, asked; // asked: --bucket-mb
+        double bytes;                // 0: it has none
+        const char *reason;
+    } cases[] = {
+        {RULE_SYNCHRONOUS, 4, false, WIRE_FP32, 1e6, 12e-3, 0, 1.6e5,
+         "measured: 1.2e+04 us a message, 1 MB/s; 1.2 s for all of it"},
+        {RULE_SYNCHRONOUS, 4, true, WIRE_FP32, 1e6, 12e-3, 0, 1.6e5,
+         "measured: 1.2e+04 us a message, 1 MB/s; 2.41 s for all of it"},
+        {RULE_SYNCHRONOUS, 4, false, WIRE_BF16, 1e6, 6e-3, 0, 1.6e5,
+         "measured: 6e+03 us a message, 1 MB/s; 0.602 s for all of it"},
+        {RULE_SYNCHRONOUS, 4, false, WIRE_FP32, 1e9, 1e-6, 0, 8e5,
+         "measured: 1 us a message, 1e+03 MB/s; 0.0012 s for all of it"}, // threads wake up in 300 us
+        {RULE_SYNCHRONOUS, 4, false, WIRE_FP32, 1e9, 1, 0, 1.6e6, "measured: 1e+06 us"},
+        {RULE_SYNCHRONOUS, 4, false, WIRE_FP32, 1e6, 1e-3, 0.5, 5e5, "as asked for"},
+        {RULE_SYNCHRONOUS, 1, false, WIRE_FP32, 1e6, 1e-3, 0, 0, ""},
+        {RULE_OVERLAPPED, 4, false, WIRE_FP32, 1e6, 1e-3, 0, 0, ""},
+    };
+    static const Placement host;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Transport transport = {.size = cases[i].ranks};
+        Scheduler *s = MEMORY_OF(Scheduler, 1);
+        Options options = {.bucket_mb = cases[i].asked};
+        LinkMeasure link = {cases[i].latency, cases[i].rate};
+        char reason[160] = "";
+        s->transport = &transport;
+        s->settings.kind = cases[i].kind;
+        s->settings.replicated = cases[i].replicated;
+        s->settings.wire = cases[i].wire;
+        s->layout = layout_make(400000, cases[i].ranks);
+        bucket_for_link(s, &options, &host, &link, reason);
+        double padded = (double)layout_padded(&s->layout) / 400000; // a little more than 1
+        assert_close((double)s->settings.bucket_bytes, cases[i].bytes, (padded * padded - 1) * 1.6e6 + 1,
+                     "bytes");
+        if (strncmp(reason, cases[i].reason, strlen(cases[i].reason)) != 0) { fail_msg("%s", reason); }
+        free(s);
+    }
+}
+
+// The ranks of a host share its memory, but for what each takes beside its plan.
+static void a_rank_has_its_share_of_the_memory(void **state) {
+    (void)state;
+    Run *run = MEMORY_OF(Run, 1);
+    run->transport.local_size = 4;
+    run->placement.host_available = (size_t)4 << 30;
+    run->placement.gpu.memory_available = 2000;
+    run->placement.sharing = 2;
+    MemoryRoom room = memory_room(run);
+    assert_true(room.gpu == 0 && room.host == ((size_t)1 << 30) - MEMORY_BESIDE);
+    run->placement.on_gpu = true;
+    assert_int_equal(memory_room(run).gpu, 950);
+    run->placement.host_available = 4 * MEMORY_BESIDE; // known, and nothing is left
+    assert_int_equal(memory_room(run).host, 1);
+    run->placement.host_available = 0; // not known
+    assert_int_equal(memory_room(run).host, 0);
+    static const struct {
+        bool on_gpu;
+        MemoryRoom room;
+        bool fits;
+    } cases[] = {{false, {0, 100}, true}, {false, {0, 99}, false}, {false, {50, 100}, true},
+                 {false, {0, 0}, true},   {true, {100, 10}, true}, {true, {99, 10}, false},
+                 {true, {100, 9}, false}, {true, {0, 10}, true},   {true, {100, 0}, true}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Arena arena = {.bytes = 100, .host_bytes = 10, .on_gpu = cases[i].on_gpu};
+        if (arena_fits(&arena, &cases[i].room) != cases[i].fits) { fail_msg("case %zu", i); }
+    }
+    free(run);
+}
+
+// What rank_pace_print prints, for the caller to free.
+static char *said_of_pace(const Options *options, const double *seconds, int ranks, const char *where) {
+    char *text = (char *)calloc(1, 1024);
+    fflush(stdout);
+    FILE *file = tmpfile();
+    int terminal = dup(1);
+    dup2(fileno(file), 1);
+    rank_pace_print(options, seconds, ranks, rank_pace_find(options, seconds, ranks), where, 11);
+    fflush(stdout);
+    dup2(terminal, 1);
+    close(terminal);
+    rewind(file);
+    assert_true(fread(text, 1, 1023, file) > 0);
+    fclose(file);
+    return text;
+}
+
+static void a_slow_rank_is_told_with_what_helps(void **state) {
+    (void)state;
+    static const char micro_batch[] = "takes 3.0 times as long for a micro-batch as the median of all ranks, "
+                                      "which wait for it\n",
+                      part[] = "takes 3.0 times as long for its part of a commit as the median of all ranks, "
+                               "which wait for it\n";
+    static const double seconds[18] = {1, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1},
+                        equal[2] = {1, 1}, near[2] = {1, 1.4};
+    static const struct {
+        const char *rule, *now, *where;
+        const double *seconds;
+        int ranks;
+        const char *lines[2];
+    } cases[] = {
+        {"zero1",
+         "",
+         "pc2",
+         seconds,
+         2,
+         {micro_batch, "           --rank-accumulate 3,1 shares the work by speed\n"}},
+        {"diloco",
+         "",
+         "",
+         seconds,
+         2,
+         {micro_batch, "           --rank-accumulate 3,1, under ddp, zero1, dpu, acco-wp "
+                       "or acco shares the work by speed\n"}},
+        {"zero1", "1,3", "", equal, 2, {part, "           --rank-accumulate 2,2 shares the work by speed\n"}},
+        {"zero1", "1,1", "", near, 2, {NULL, ""}},         // whole numbers share no better
+        {"zero1", "", "", seconds, 18, {micro_batch, ""}}, // too many for a list
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Options options;
+        Error error;
+        char wanted[1024];
+        options_defaults(&options);
+        assert_true(option_set(option_find("optimizer"), &options, cases[i].rule, &error));
+        strcpy(options.rank_accumulate, cases[i].now);
+        char *text = said_of_pace(&options, cases[i].seconds, cases[i].ranks, cases[i].where);
+        if (cases[i].lines[0] != NULL) {
+            snprintf(wanted, sizeof wanted, "slow       rank 1%s%s %s%s",
+                     cases[i].where[0] != '\0' ? " on " : "", cases[i].where, cases[i].lines[0],
+                     cases[i].lines[1]);
+            assert_string_equal(text, wanted);
+        } else {
+            assert_null(strstr(text, "--rank-accumulate"));
+        }
+        free(text);
+    }
+}
+
+// GPT-3's rates by size; a tenth to fine-tune; with Muon more where a commit has more tokens. What
+// is given stays.
+static void rates_follow_from_the_model_and_the_batch(void **state) {
+    (void)state;
+    static const struct {
+        double parameters;
+        const char *options; // beside --accumulate 2 on two ranks: 4 sequences a commit, of 256 tokens
+        double rate, least, weight_decay;
+        int64_t warmup, decay;
+    } cases[] = {
+        {4.9e6, "", 2e-3, 2e-4, 0.1, 48, 0},
+        {5e6, "", 1e-3, 1e-4, 0.1, 48, 0},
+        {60e6, "", 6e-4, 6e-5, 0.1, 48, 0},
+        {250e6, "", 3e-4, 3e-5, 0.1, 48, 0},
+        {900e6, "", 1.6e-4, 1.6e-5, 0.1, 48, 0},
+        {7e6, "--finetune D", 1e-4, 1e-5, 0, 48, 0},
+        {7e6, "--from D --weight-decay 0.5", 1e-3, 1e-4, 0.5, 48, 0},
+        {7e6, "--lr 0.5 --min-lr 0.125 --warmup 7", 0.5, 0.125, 0.1, 7, 0},
+        {7e6, "--tokens 100M", 1e-3, 1e-4, 0.1, 1000, 0},
+        {7e6, "--schedule constant", 1e-3, -1, 0.1, 48, 0},
+        {7e6, "--schedule wsd", 1e-3, 1e-4, 0.1, 48, 200000},
+        {7e6, "--schedule wsd --decay-tokens 5k", 1e-3, 1e-4, 0.1, 48, 5000},
+        {7e6, "--inner muon", 1e-3, 1e-4, 0.1, 48, 0},
+        {7e6, "--inner muon --micro-batch 4", 2e-3, 2e-4, 0.1, 12, 0},
+        {7e6, "--inner muon --micro-batch 64", 4e-3, 4e-4, 0.1, 0, 0},
+        {7e6, "--optimizer diloco --diloco-H 20 --diloco-mu 0.75", 1e-3, 1e-4, 0.1, 80, 0},
+        {7e6, "--optimizer diloco --diloco-H 500", 1e-3, 1e-4, 0.1, 325, 0},
+        {7e6, "--epochs 2 --data f --schedule wsd", 1e-3, 1e-4, 0.1, -1, 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Run *run = MEMORY_OF(Run, 1);
+        Error error = {""};
+        char line[256] = "train_gpt --accumulate 2 ", *words[24];
+        int count = 0;
+        strcat(line, cases[i].options);
+        for (char *word = strtok(line, " "); word != NULL; word = strtok(NULL, " ")) {
+            words[count++] = word;
+        }
+        if (!options_parse(count, words, &run->options, &error)) { fail_msg("%s", error.text); }
+        if (run->options.tokens == 1500000) { run->options.tokens = 1000000; } // not given
+        run->rule = options_rule(&run->options);
+        run->transport.size = 2;
+        run->B = run->options.micro_batch > 0 ? (int)run->options.micro_batch : 1;
+        run->T = 256;
+        run->part.table.parameter_count = (size_t)cases[i].parameters;
+        if (!choose_rates(run, &error)) { fail_msg("%s: %s", cases[i].options, error.text); }
+        const Options *chosen = &run->options;
+        assert_close(chosen->learning_rate, cases[i].rate, 1e-12, cases[i].options);
+        assert_close(chosen->minimum_learning_rate, cases[i].least, 1e-12, cases[i].options);
+        assert_close(chosen->weight_decay, cases[i].weight_decay, 0, cases[i].options);
+        assert_int_equal(chosen->warmup, cases[i].warmup);
+        assert_int_equal(chosen->decay_tokens, cases[i].decay);
+        free(run);
+    }
 }
 
 static void test_processors_for_nccl(void **state) {
@@ -441,6 +662,10 @@ int main(void) {
         cmocka_unit_test(test_physical_cores),
         cmocka_unit_test(test_shared_memory),
         cmocka_unit_test(test_hosts),
+        cmocka_unit_test(buckets_are_as_many_as_the_link_wants),
+        cmocka_unit_test(a_rank_has_its_share_of_the_memory),
+        cmocka_unit_test(a_slow_rank_is_told_with_what_helps),
+        cmocka_unit_test(rates_follow_from_the_model_and_the_batch),
         cmocka_unit_test(test_shared_links),
         cmocka_unit_test(test_processors_for_nccl),
         cmocka_unit_test(test_this_machine),

@@ -356,6 +356,8 @@ static void test_texts(void **state) {
     assert_true(option_set(model, &options, "a-long-name", &error)); // nothing of it stays
     assert_true(option_set(model, &options, "short", &error));
     assert_string_equal(options.model, "short");
+    expect_valid(&options, "--slow-ms -0"); // is 0, also as text
+    assert_false(signbit(options.slow_ms));
 }
 
 static void test_names_are_suggested(void **state) {
@@ -719,6 +721,34 @@ static void test_save_reloads_bit_for_bit(void **state) {
 
 // What the program has chosen is left to it in a template, but for measurements, and kept where
 // the same run goes on; what the user has changed in the file counts.
+// What was measured holds for as many ranks as have measured it.
+static void test_measured_values(void **state) {
+    (void)state;
+    char path[] = "/tmp/acco-options-XXXXXX";
+    const OptionSpec *split = option_find("acco-split"), *rate = option_find("lr");
+    Options options;
+    Error error;
+    close(mkstemp(path));
+    for (int ranks = 1; ranks <= 3; ranks++) {
+        OptionSource sources[OPTION_COUNT_OF_TABLE] = {FROM_DEFAULT};
+        options_defaults(&options);
+        strcpy(options.rules.acco.split, "auto");
+        assert_true(options_leave(&options, options.rules.acco.split));
+        assert_true(options_leave(&options, &options.learning_rate));
+        strcpy(options.rules.acco.split, "0.75");
+        options.learning_rate = 0.5;
+        options.measuring_ranks = 2;
+        assert_true(options_save_file(&options, path, &error));
+        options_defaults(&options);
+        assert_true(options_take(path, FROM_RUN, &options, sources, &error));
+        options_measure_anew(&options, ranks);
+        assert_string_equal(options.rules.acco.split, ranks == 2 ? "0.75" : "auto");
+        assert_true(options.chosen[split - option_table] == (ranks == 2));
+        assert_true(options.learning_rate == 0.5 && options.chosen[rate - option_table]);
+    }
+    unlink(path);
+}
+
 static void test_chosen_values(void **state) {
     (void)state;
     char path[] = "/tmp/acco-options-XXXXXX";
@@ -1361,6 +1391,7 @@ int main(void) {
         cmocka_unit_test(test_random_files),
         cmocka_unit_test(test_options_of_one_run),
         cmocka_unit_test(test_save_reloads_bit_for_bit),
+        cmocka_unit_test(test_measured_values),
         cmocka_unit_test(test_chosen_values),
         cmocka_unit_test(test_save_failures),
         cmocka_unit_test(test_options_of_other_commands_are_refused),

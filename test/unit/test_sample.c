@@ -373,6 +373,30 @@ static void test_goes_on(void **state) {
     text_codec_close(&sample.codec);
 }
 
+// What ends a text is a number or a list of them, in either file; what is no number ends none.
+static void test_ends(void **state) {
+    (void)state;
+    static const int32_t wanted[] = {7, 9, 5};
+    char directory[] = "/tmp/ends.XXXXXX", path[PATH_MAX];
+    TokenList ends = {NULL, 0, 0};
+    assert_non_null(mkdtemp(directory));
+    json_t *list = json_pack("{s:[i, s, i, n]}", "eos_token_id", 7, "8", 9),
+           *one = json_pack("{s:i}", "eos_token_id", 5);
+    dump(list, directory, "generation_config.json");
+    dump(one, directory, "config.json");
+    sample_find_ends(directory, &ends);
+    assert_int_equal(ends.count, 3);
+    assert_memory_equal(ends.ids, wanted, sizeof wanted);
+    token_list_free(&ends);
+    json_decref(list);
+    json_decref(one);
+    for (int i = 0; i < 2; i++) {
+        snprintf(path, sizeof path, "%s/%s.json", directory, i == 0 ? "config" : "generation_config");
+        assert_int_equal(remove(path), 0);
+    }
+    assert_int_equal(rmdir(directory), 0);
+}
+
 // The blanks are those of Python, whose strip() is a template's trim: also U+3000, as in Japanese.
 static void test_trim(void **state) {
     (void)state;
@@ -405,6 +429,7 @@ int main(void) {
         cmocka_unit_test(test_conversations),
         cmocka_unit_test(test_chat_without_extras),
         cmocka_unit_test(test_goes_on),
+        cmocka_unit_test(test_ends),
         cmocka_unit_test(test_trim),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

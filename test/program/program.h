@@ -132,9 +132,9 @@ static inline void stage_clean_environment(void) {
     }
 }
 
-// With which instructions oneDNN multiplies in the programs of a test. It compiles its products anew
-// in each of them, for AVX-512 in 35 ms, which is more than a model of these tests trains; for
-// SSE4.1 in next to nothing. Tests of test/unit and of test/rules have all instructions.
+// With which instructions oneDNN multiplies in the programs of a test. Each of them compiles its
+// products anew: for AVX-512 in 35 ms, which is longer than the models here are trained, for SSE4.1
+// in next to no time. Tests of test/unit and of test/rules have all instructions.
 static inline void stage_allow_instructions(bool all) {
     if (all) {
         unsetenv("ONEDNN_MAX_CPU_ISA");

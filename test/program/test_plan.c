@@ -160,6 +160,11 @@ static void a_plan_recommends_the_wire(void **state) {
         const char *line = strstr(strstr(outcome.output, "\nrecommended "), "./train_gpt ");
         snprintf(command, sizeof command, "%.*s", (int)strcspn(line, "\n"), line);
         if ((strstr(command, " --wire int") != NULL) != coarse) { fail_msg("%s: %s", arguments, command); }
+        text_check(outcome.output,
+                   coarse ? "\nloss             zero1 needs 1 to 1.08 times the tokens of plain "
+                            "data-parallel training\n"
+                          : "\nloss             the steps of zero1 equal plain data-parallel training's\n",
+                   arguments);
     }
 }
 

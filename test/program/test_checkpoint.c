@@ -761,7 +761,7 @@ static void auto_goes_on_where_the_log_is(void **state) {
 static void what_was_measured_is_kept(void **state) {
     static const char *const options =
         "--optimizer acco --accumulate 6 --acco-split auto --estimate-wire auto --save-every 1 --keep 100 "
-        "--tokens 1536"; // 8 commits
+        "--link-mbit 20 --tokens 1536"; // 8 commits
     Stage *stage = stage_with_ranks(state);
     Training first = auto_start(stage, 2, "measured", options);
     json_t *events = training_finish(stage, &first), *start = log_event_of(events, "start", 0),
@@ -775,6 +775,9 @@ static void what_was_measured_is_kept(void **state) {
     text_check(json_string_value(json_object_get(start, "measured")), "measured: the exchange of a commit",
                "log");
     text_check(training_output(stage, &first), "measured: the exchange of a commit", "start block");
+    char estimate[80];
+    snprintf(estimate, sizeof estimate, "the exchange of an estimate (%.20s)", wire);
+    assert_true(text_number(training_output(stage, &first), estimate, "start block") > 0);
     json_t *manifest = manifest_read(stage, "measured/checkpoints/commit-8");
     assert_true(json_equal(json_object_get(manifest, "options"), chosen));
     json_decref(manifest);

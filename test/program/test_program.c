@@ -1107,6 +1107,32 @@ static void ranks_that_round_differently_are_named(void **state) {
     }
 }
 
+// Open MPI with one rank on each of two hosts, both of which are this machine: what reaches the other
+// by ssh is started here. They are one job, with the bits of two ranks on one host. (With more ranks
+// on such a host Open MPI crashes: to it, all of them have the same address.)
+static void ranks_of_two_hosts_train_together(void **state) {
+    Stage *stage = stage_with_ranks(state);
+    char version[STAGE_PATH_SIZE + 32];
+    snprintf(version, sizeof version, "%s --version | grep -q 'Open MPI'", stage->launcher);
+    if (system(version) != 0) { leave_out("Open MPI"); }
+    Fleet *fleet = fleet_new(stage);
+    fleet_start(fleet, 2, "--optimizer zero1");
+    fleet_finish(fleet);
+    stage_write(stage, "agent", "#!/bin/sh\nshift\nexec sh -c \"$*\"\n");
+    shell(stage,
+          "chmod +x agent && OMPI_MCA_btl=self,tcp OMPI_MCA_plm_rsh_agent=\"$PWD/agent\" "
+          "PRTE_MCA_plm_ssh_agent=\"$PWD/agent\" timeout 100 %s --host localhost:1,elsewhere:1 -np 2 "
+          "\"$TRAIN_GPT\" --config base.json --optimizer zero1 --out hosts > hosts.txt 2>&1 < /dev/null || "
+          "! cat hosts.txt",
+          stage->launcher);
+    char path[STAGE_PATH_SIZE];
+    text_check(stage_read_text(stage, stage_path(stage, "hosts.txt", path)),
+               "\nexchange   flat, 2 hosts of 1 rank\n", "two hosts");
+    json_t *events = log_read(stage, "hosts");
+    assert_string_equal(log_fingerprint(events).text, fleet->prints[0].text);
+    json_decref(events);
+}
+
 // A rank that does not come: no function of MPI returns, and the start ends all the same.
 static void a_start_without_a_rank_ends_at_its_deadline(void **state) {
     Stage *stage = stage_with_ranks(state);
@@ -2540,6 +2566,7 @@ static const struct CMUnitTest tests[] = {
     PROGRAM_TEST(a_plan_allocates_nothing),
     PROGRAM_TEST(ranks_that_differ_end_at_once),
     PROGRAM_TEST(ranks_that_round_differently_are_named),
+    PROGRAM_TEST(ranks_of_two_hosts_train_together),
     PROGRAM_TEST(a_start_without_a_rank_ends_at_its_deadline),
     PROGRAM_TEST(a_slow_rank_is_named),
     PROGRAM_TEST(a_plan_under_a_launcher_is_printed_once),

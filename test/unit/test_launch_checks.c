@@ -652,8 +652,32 @@ static void the_start_ends_at_its_deadline(void **state) {
     if (!(took >= SECONDS && took < 1.45 * SECONDS)) { fail_msg("%g s", took); }
 }
 
+// Ranks whose parameters differ in one byte have other fingerprints; threads and the length of the
+// parts that are hashed at a time change none.
+static void every_byte_counts_in_a_fingerprint(void **state) {
+    (void)state;
+    enum { COUNT = 2 * HASH_BLOCK + 13 };
+    char *bytes = MEMORY_OF(char, COUNT);
+    for (size_t i = 0; i < COUNT; i++) { bytes[i] = (char)(i * i / 3); }
+    ThreadPool *pools[2] = {thread_pool_create(1, false), thread_pool_create(3, false)};
+    uint64_t hash = hash_more(pools[0], 7, bytes, COUNT);
+    assert_true(hash_more(pools[1], 7, bytes, COUNT) == hash);
+    assert_true(hash_more(pools[0], 8, bytes, COUNT) != hash);
+    assert_true(hash_more(pools[0], 7, bytes, COUNT - 1) != hash);
+    for (size_t i = 0; i < 40; i++) {
+        size_t at = i < 20 ? HASH_BLOCK - 10 + i : COUNT - 20 + (i - 20);
+        bytes[at] ^= 1;
+        if (hash_more(pools[i % 2], 7, bytes, COUNT) == hash) { fail_msg("byte %zu does not count", at); }
+        bytes[at] ^= 1;
+    }
+    thread_pool_destroy(pools[0]);
+    thread_pool_destroy(pools[1]);
+    free(bytes);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_byte_counts_in_a_fingerprint),
         cmocka_unit_test(test_launchers_are_noticed),
         cmocka_unit_test(test_launcher_rank),
         cmocka_unit_test(test_independent_copies),

@@ -1107,7 +1107,7 @@ static void ranks_that_round_differently_are_named(void **state) {
     }
 }
 
-// Open MPI with one rank on each of two hosts, both of which are this machine: what it starts by ssh
+// Open MPI with one rank on each of two hosts, which are both this machine: what it starts by ssh
 // elsewhere begins here. They are one job, with the bits of two ranks on one host. (With more ranks
 // on such a host Open MPI crashes: for it, all of them have the same address.)
 static void ranks_of_two_hosts_train_together(void **state) {

@@ -1557,7 +1557,7 @@ static void the_result_of_an_early_end_is_validated(void **state) {
         char options[200], more[300];
         snprintf(options, sizeof options,
                  "--optimizer %s --lr 1 --schedule constant --warmup 0 --val-every 4", rules[i]);
-        snprintf(more, sizeof more, "%s --stop-after 2 --tokens 100k", options);
+        snprintf(more, sizeof more, "%s --stop-after 1 --tokens 100k", options);
         json_t *early = train(stage, 2, more), *end = log_event_of(early, "end", -1);
         json_t *last = log_event_of(early, "validation", -1), *before = log_event_of(early, "validation", -2);
         assert_string_equal(json_string_value(json_object_get(end, "reason")), "no lower loss");

@@ -586,6 +586,50 @@ static void an_error_counts_once_where_eager_is_turned_off(void **state) {
     check_same(fleet, 1, 2);
 }
 
+// Whether model/ of a checkpoint holds the master parameters that its state has.
+static void check_model_is_state(const Stage *stage, const char *checkpoint) {
+    static const char *const names[2] = {"model/model.safetensors", "state.safetensors"};
+    char name[512], path[STAGE_PATH_SIZE], tensor[200];
+    SafetensorsFile files[2];
+    Error error = {""};
+    for (int i = 0; i < 2; i++) {
+        snprintf(name, sizeof name, "%.300s/%s", checkpoint, names[i]);
+        if (!safetensors_open(&files[i], stage_path(stage, name, path), &error)) {
+            fail_msg("%s", error.text);
+        }
+    }
+    assert_true(files[0].count > 0);
+    for (size_t i = 0; i < files[0].count; i++) {
+        const SafetensorsEntry *model = &files[0].entries[i];
+        snprintf(tensor, sizeof tensor, "master/%.150s", model->name);
+        const SafetensorsEntry *state = safetensors_find(&files[1], tensor);
+        assert_non_null(state);
+        assert_int_equal(model->bytes, state->bytes);
+        if (memcmp(model->data, state->data, model->bytes) != 0) { fail_msg("%s: %s", checkpoint, tensor); }
+    }
+    safetensors_close(&files[0]);
+    safetensors_close(&files[1]);
+}
+
+// Training that goes on while a checkpoint is written changes no part of it.
+static void the_model_of_a_checkpoint_is_that_of_its_state(void **state) {
+    static const char *const rules[] = {"ddp", "zero1", "acco --accumulate 2", "dpu", "diloco --diloco-H 2"};
+    Stage *stage = stage_with_ranks(state);
+    Fleet *fleet = fleet_new(stage);
+    for (int i = 0; i < 5; i++) {
+        fleet_start(fleet, i == 0 ? 0 : 2, "--save-every %d --keep 99 --optimizer %s", i == 4 ? 2 : 1,
+                    rules[i]);
+    }
+    fleet_finish(fleet);
+    for (int i = 0; i < 5; i++) {
+        Saved saved = saved_in(stage, fleet->trainings[i].out);
+        assert_true(saved.count >= 4);
+        for (int j = 0; j < saved.count; j++) {
+            check_model_is_state(stage, step_path(&fleet->trainings[i], saved.steps[j]));
+        }
+    }
+}
+
 // Bytes of the tensors of a vector in a run's newest checkpoint. They all have this type.
 static size_t saved_size(const Stage *stage, const Training *training, const char *vector,
                          SafetensorsType type) {
@@ -2551,6 +2595,7 @@ static const struct CMUnitTest tests[] = {
     CHECKPOINT_TEST(one_rank_goes_on_with_the_same_bits),
     CHECKPOINT_TEST(two_ranks_go_on_with_the_same_bits),
     CHECKPOINT_TEST(three_ranks_go_on_with_the_same_bits),
+    CHECKPOINT_TEST(the_model_of_a_checkpoint_is_that_of_its_state),
     CHECKPOINT_TEST(every_checkpoint_will_do),
     CHECKPOINT_TEST(co2_is_saved_with_its_exchange_under_way),
     CHECKPOINT_TEST(other_numbers_of_ranks_go_on),

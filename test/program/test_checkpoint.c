@@ -1519,6 +1519,7 @@ static void the_best_is_kept_and_the_end_is_seen(void **state) {
     static const char options[] = "--optimizer %s --lr 0.1 --schedule constant --warmup 0 --val-every 4 "
                                   "--stop-after 3 --keep-best on --keep 1 --tokens 100k";
     static const char *const rules[] = {"ddp", "acco", "diloco --diloco-H 4"};
+    static const char *const windows[] = {"--val-batches 7", "--val-data text.txt", "--seed 3"};
     Fleet *fleet = fleet_new(stage);
     for (int i = 0; i < 3; i++) { fleet_start(fleet, 2, options, rules[i]); }
     fleet_finish(fleet);
@@ -1544,8 +1545,8 @@ static void the_best_is_kept_and_the_end_is_seen(void **state) {
         text_check(outcome.output, "a larger --stop-after continues it", rules[i]);
         check_saved(stage, fleet->trainings[i].out, expected);
         // What is validated on other windows is no worse than what was: the run goes on.
-        snprintf(again + used, sizeof again - (size_t)used, options, rules[i]);
-        strcat(again, " --val-batches 7 --report-every 1");
+        used += snprintf(again + used, sizeof again - (size_t)used, options, rules[i]);
+        snprintf(again + used, sizeof again - (size_t)used, " %s --report-every 1", windows[i]);
         outcome = program_run(stage, 2, again);
         outcome_check(&outcome, 0, again);
         assert_null(strstr(outcome.output, "a larger --stop-after continues it"));

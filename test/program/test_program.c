@@ -1603,16 +1603,23 @@ static void independent_copies_are_refused(void **state) {
 }
 
 static void ranks_with_other_options_are_refused(void **state) {
+    static const char *const others[][2] = {{"--seed 2", ": --seed is 2 instead of 1"},
+                                            {"--val-every 7", ": --val-every is 7 instead of "},
+                                            {"--overlap off", ": --overlap is off instead of on"}};
     Stage *stage = stage_with_ranks(state);
-    Setting setting = {.second = "--config base.json --out m --seed 2"};
-    Outcome outcome = program_run_with(stage, 2, &setting, "--config base.json --out m");
-    outcome_check(&outcome, 2, "ranks with other options");
-    text_check(outcome.errors, "rank 1", "ranks with other options");
-    text_check(outcome.errors, "other options", "ranks with other options");
-    text_check(outcome.errors, ": --seed is 2 instead of 1", "ranks with other options");
-    assert_int_equal(text_count(outcome.errors, "train_gpt: "), 1);
+    char second[200];
+    Setting setting = {.second = second};
+    for (int i = 0; i < 3; i++) {
+        snprintf(second, sizeof second, "--config base.json --out m %s", others[i][0]);
+        Outcome outcome = program_run_with(stage, 2, &setting, "--config base.json --out m");
+        outcome_check(&outcome, 2, others[i][0]);
+        text_check(outcome.errors, "rank 1", others[i][0]);
+        text_check(outcome.errors, "other options", others[i][0]);
+        text_check(outcome.errors, others[i][1], others[i][0]);
+        assert_int_equal(text_count(outcome.errors, "train_gpt: "), 1);
+    }
     setting.second = "--config base.json --out m --threads 2";
-    outcome = program_run_with(stage, 2, &setting, "--config base.json --out m --threads 1");
+    Outcome outcome = program_run_with(stage, 2, &setting, "--config base.json --out m --threads 1");
     outcome_check(&outcome, 0, "ranks with other numbers of threads");
 }
 

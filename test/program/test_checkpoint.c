@@ -327,6 +327,31 @@ static void check_position(const Stage *stage, const Fleet *fleet, int i, const 
     json_decref(manifest);
 }
 
+// What CO2 exchanges when it is saved is a sum over the workers of then: those that go on commit its
+// mean, as many as they are. With a rate of next to nothing nothing else moves.
+static void an_exchange_in_flight_has_the_workers_of_then(void **state) {
+    Stage *stage = stage_with_ranks(state);
+    Fleet *fleet = fleet_new(stage);
+    double losses[3];
+    fleet_start(fleet, 2, "--optimizer co2 --co2-tau 3 --save-every 3 --keep 99");
+    fleet_finish(fleet);
+    char saved[128];
+    strcpy(saved, step_path(&fleet->trainings[0], middle_step(stage, fleet->trainings[0].out)));
+    for (int ranks = 1; ranks <= 3; ranks++) {
+        fleet_start(
+            fleet, ranks,
+            "--optimizer co2 --co2-tau 3 --lr 1e-9 --min-lr 1e-9 --warmup 0 --val-batches 8 --resume %s",
+            saved);
+    }
+    for (int i = 1; i <= 3; i++) {
+        fleet->events[i] = training_finish(stage, &fleet->trainings[i]);
+        losses[i - 1] = fleet_number(fleet, i, "validation", -1, "loss");
+    }
+    for (int i = 1; i < 3; i++) {
+        if (!(fabs(losses[i] - losses[0]) <= 1e-5)) { fail_msg("%.7f, %.7f", losses[0], losses[i]); }
+    }
+}
+
 static void other_numbers_of_ranks_go_on(void **state) {
     static const char *const calm[] = {
         "--optimizer zero1", "--optimizer acco --accumulate 4", "--optimizer co2 --co2-tau 3",
@@ -2600,6 +2625,7 @@ static const struct CMUnitTest tests[] = {
     CHECKPOINT_TEST(every_checkpoint_will_do),
     CHECKPOINT_TEST(co2_is_saved_with_its_exchange_under_way),
     CHECKPOINT_TEST(other_numbers_of_ranks_go_on),
+    CHECKPOINT_TEST(an_exchange_in_flight_has_the_workers_of_then),
     CHECKPOINT_TEST(a_finished_run_is_the_same_on_other_ranks),
     CHECKPOINT_TEST(the_same_batches_on_fewer_ranks_make_the_same_commits),
     CHECKPOINT_TEST(unequal_ranks_leave_nothing_out),

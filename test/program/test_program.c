@@ -1951,13 +1951,20 @@ static void a_second_signal_ends_a_launch_and_a_closed_terminal_does_not(void **
           stage->root);
 }
 
-// What goes to a full disk is no success.
+// What goes to a full disk is no success, also where it was written some time before the end.
 static void results_that_are_lost_are_no_success(void **state) {
     Stage *stage = stage_of(state);
-    shell(stage,
-          "'%s' help all > /dev/full 2> full.txt; [ $? = 3 ] && grep -q 'could not be written: No space' "
-          "full.txt",
-          stage->binary);
+    Outcome outcome = program_run(stage, 0, "--config base.json --tokens 128 --out lost");
+    outcome_check(&outcome, 0, "a model");
+    stage_write(stage, "prompts.txt", "a\nb\n");
+    static const char *const commands[] = {"help all",
+                                           "sample --from lost --prompts prompts.txt --sample-tokens 3"};
+    for (int i = 0; i < 2; i++) {
+        shell(stage,
+              "'%s' %s > /dev/full 2> full.txt; [ $? = 3 ] && grep -q 'could not be written: No space' "
+              "full.txt",
+              stage->binary, commands[i]);
+    }
 }
 
 // A validation that takes minutes ends between two batches, also where only one rank was

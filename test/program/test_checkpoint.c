@@ -327,8 +327,8 @@ static void check_position(const Stage *stage, const Fleet *fleet, int i, const 
     json_decref(manifest);
 }
 
-// What CO2 exchanges when it is saved is a sum over the workers of then: those that go on commit its
-// mean, as many as they are. With a rate of next to nothing nothing else moves.
+// What CO2 exchanges when it is saved is a sum over the workers of then. However many go on, they
+// commit the same mean. With a rate of next to nothing nothing else moves.
 static void an_exchange_in_flight_has_the_workers_of_then(void **state) {
     Stage *stage = stage_with_ranks(state);
     Fleet *fleet = fleet_new(stage);

@@ -245,10 +245,10 @@ static void save_checkpoint(Run *run, bool beside) {
     // Each rank makes the steps by itself.
     bool replicated = run->scheduler.transport->size > 1 && !rule_shards(run->rule);
     if (replicated) { check_committed(&run->scheduler, run->rule, false); }
-    SavedReport report = {run->scheduler.optimizer.steps, 0};
     Error error = {""};
-    bool begun = begin_checkpoint(run, beside, stopped, &error);
-    if (!begun) { report_checkpoint(run, &report, run->saving.seconds, &error); }
+    if (begin_checkpoint(run, beside, stopped, &error)) { return; }
+    SavedReport report = {run->scheduler.optimizer.steps, 0};
+    report_checkpoint(run, &report, run->saving.seconds, &error);
 }
 
 // The validation in which the run was stopped. What was saved then does not know of it.

@@ -1,5 +1,5 @@
 // harness.h: what every test written in C includes: cmocka with the headers it needs, a
-// comparison of numbers that a NaN fails, and a way to see a program end.
+// comparison of numbers that a NaN fails, and ways to see what is printed and a program end.
 #pragma once
 
 #include <math.h>
@@ -30,6 +30,30 @@ static inline void assert_close(double value, double expected, double tolerance,
 static inline void leave_out(const char *needs) {
     print_message("left out: it needs %s\n", needs);
     skip();
+}
+
+// What is printed to a stream meanwhile.
+typedef struct Capture {
+    FILE *stream, *file; // file: what is printed goes there
+    int kept;            // the stream's own descriptor
+} Capture;
+
+static inline Capture capture_begin(FILE *stream) {
+    fflush(stream);
+    Capture capture = {stream, tmpfile(), dup(fileno(stream))};
+    assert_true(capture.file != NULL && capture.kept >= 0);
+    assert_true(dup2(fileno(capture.file), fileno(stream)) >= 0);
+    return capture;
+}
+
+// text (size): what was printed, as much as fits.
+static inline void capture_end(Capture *capture, char *text, size_t size) {
+    fflush(capture->stream);
+    assert_true(dup2(capture->kept, fileno(capture->stream)) >= 0);
+    close(capture->kept);
+    rewind(capture->file);
+    text[fread(text, 1, size - 1, capture->file)] = '\0';
+    fclose(capture->file);
 }
 
 // Calls `run` in a child process. Returns the status it ends with, as waitpid does, and

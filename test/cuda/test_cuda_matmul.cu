@@ -6,6 +6,9 @@
 #include "test/cuda/cuda_kernels.h"
 
 #include "kernels/kernels.h"
+#ifdef ACCO_SIMT_H
+#include "test/harness.h"
+#endif
 
 enum { INPUTS = 24, OUTPUTS = 40, SHAPES = 130 };
 
@@ -192,16 +195,9 @@ static void a_product_is_described(void **state) {
 #ifdef ACCO_SIMT_H
 // What `run` says on stderr is written to text.
 static void say_into(char text[512], void (*run)(Products *products), Products *products) {
-    FILE *file = tmpfile();
-    int terminal = dup(STDERR_FILENO);
-    assert_true(file != NULL && terminal >= 0 && dup2(fileno(file), STDERR_FILENO) >= 0);
+    Capture capture = capture_begin(stderr);
     run(products);
-    fflush(stderr);
-    assert_true(dup2(terminal, STDERR_FILENO) >= 0);
-    close(terminal);
-    rewind(file);
-    text[fread(text, 1, 511, file)] = '\0';
-    fclose(file);
+    capture_end(&capture, text, 512);
 }
 
 static void run_three_shapes(Products *products) {

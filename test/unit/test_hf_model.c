@@ -854,6 +854,15 @@ static void a_trained_part_is_saved_and_read_as_the_whole_model(void **state) {
     loaded_free(&gpt2);
 }
 
+// The model that adapters are for, in base/.
+static void write_base(void) {
+    Loaded neo;
+    load_or_fail(REFERENCE, &neo);
+    tree_remove(scratch("base"));
+    save_or_fail(scratch("base"), &neo, NULL);
+    loaded_free(&neo);
+}
+
 static void adapters_that_cannot_be_read_are_refused(void **state) {
     (void)state;
     static const char *const changes[][3] = {
@@ -881,12 +890,8 @@ static void adapters_that_cannot_be_read_are_refused(void **state) {
          "holds adapters of openai-community/gpt2, which is no directory of a model here: download it"},
         {"r", "2", "must be of numbers, and of shape (2, "},
     };
-    Loaded neo;
     Error error = {""};
-    load_or_fail(REFERENCE, &neo);
-    tree_remove(scratch("base"));
-    save_or_fail(scratch("base"), &neo, NULL);
-    loaded_free(&neo);
+    write_base();
     for (size_t i = 0; i < sizeof changes / sizeof changes[0]; i++) {
         check_part("", 3); // writes a sound one
         assert_int_equal(unlink(scratch("model/" FILE_SUMS_NAME)), 0);
@@ -940,11 +945,7 @@ static void write_all_but_the_last(const char *renamed) {
 
 static void half_an_adapter_or_a_foreign_one_is_refused(void **state) {
     (void)state;
-    Loaded neo;
-    load_or_fail(REFERENCE, &neo);
-    tree_remove(scratch("base"));
-    save_or_fail(scratch("base"), &neo, NULL);
-    loaded_free(&neo);
+    write_base();
     for (int i = 0; i < 2; i++) {
         check_part("", 3);
         assert_int_equal(unlink(scratch("model/" FILE_SUMS_NAME)), 0);
@@ -959,10 +960,8 @@ static void adapters_are_read_as_peft_may_write_them(void **state) {
     (void)state;
     static const char *const begins[] = {"true",         "false",   "null",
                                          "\"gaussian\"", "\"eva\"", "\"orthogonal\""};
-    Loaded neo, whole, again;
-    load_or_fail(REFERENCE, &neo);
-    tree_remove(scratch("base"));
-    save_or_fail(scratch("base"), &neo, NULL);
+    Loaded whole, again;
+    write_base();
     check_part("", 3);
     load_or_fail(scratch("model"), &whole);
     assert_int_equal(unlink(scratch("model/" FILE_SUMS_NAME)), 0);
@@ -979,16 +978,13 @@ static void adapters_are_read_as_peft_may_write_them(void **state) {
         loaded_free(&again);
     }
     loaded_free(&whole);
-    loaded_free(&neo);
 }
 
 // peft's use_rslora: alpha / sqrt(r). One of its first versions wrote files without a tensor.
 static void adapters_are_scaled_as_they_say_and_must_be_there(void **state) {
     (void)state;
-    Loaded neo, plain, other;
-    load_or_fail(REFERENCE, &neo);
-    tree_remove(scratch("base"));
-    save_or_fail(scratch("base"), &neo, NULL);
+    Loaded plain, other;
+    write_base();
     check_part("", 3);
     load_or_fail(scratch("model"), &plain);
     assert_int_equal(unlink(scratch("model/" FILE_SUMS_NAME)), 0);
@@ -1010,7 +1006,6 @@ static void adapters_are_scaled_as_they_say_and_must_be_there(void **state) {
     assert_true(safetensors_create(scratch("model/" ADAPTERS_WEIGHTS), &nothing, &error));
     safetensors_plan_free(&nothing);
     expect_refusal("holds no adapter");
-    loaded_free(&neo);
     loaded_free(&plain);
     loaded_free(&other);
 }

@@ -418,17 +418,10 @@ static void a_rank_has_its_share_of_the_memory(void **state) {
 // What rank_pace_print prints, for the caller to free.
 static char *said_of_pace(const Options *options, const double *seconds, int ranks, const char *where) {
     char *text = (char *)calloc(1, 1024);
-    fflush(stdout);
-    FILE *file = tmpfile();
-    int terminal = dup(1);
-    dup2(fileno(file), 1);
+    Capture capture = capture_begin(stdout);
     rank_pace_print(options, seconds, ranks, rank_pace_find(options, seconds, ranks), where, 11);
-    fflush(stdout);
-    dup2(terminal, 1);
-    close(terminal);
-    rewind(file);
-    assert_true(fread(text, 1, 1023, file) > 0);
-    fclose(file);
+    capture_end(&capture, text, 1024);
+    assert_true(text[0] != '\0');
     return text;
 }
 

@@ -400,21 +400,14 @@ enum { TABLE_MOST = 64 };
 
 // lines (TABLE_MOST) <- those of the table that are not empty. Returns how many.
 static int print_table(const Network *network, json_t *odd, char lines[TABLE_MOST][512]) {
+    static char text[TABLE_MOST * 512];
     int count = 0;
-    fflush(stdout);
-    FILE *file = tmpfile();
-    int terminal = dup(1);
-    dup2(fileno(file), 1);
+    Capture capture = capture_begin(stdout);
     network_print(network, odd);
-    fflush(stdout);
-    dup2(terminal, 1);
-    close(terminal);
-    rewind(file);
-    while (count < TABLE_MOST && fgets(lines[count], sizeof lines[count], file) != NULL) {
-        lines[count][strcspn(lines[count], "\n")] = '\0';
-        count += lines[count][0] != '\0';
+    capture_end(&capture, text, sizeof text);
+    for (char *line = strtok(text, "\n"); line != NULL && count < TABLE_MOST; line = strtok(NULL, "\n")) {
+        snprintf(lines[count++], sizeof lines[0], "%s", line);
     }
-    fclose(file);
     json_decref(odd);
     return count;
 }

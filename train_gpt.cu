@@ -140,8 +140,7 @@ static void choose_alone(Run *run) {
     Error error = {""};
     launch_threads(transport->local_size, (int)options->threads, &run->threads);
     options_measure_anew(options, transport->size);
-    bool good = decay_from_checkpoint(options, &error) &&
-                placement_choose_device(placement, options, transport->local_rank, false, &error) &&
+    bool good = choose_device(run, false, &error) && decay_from_checkpoint(options, &error) &&
                 placement_choose_precision(placement, options, &error) &&
                 launch_check_copies(transport->size, transport_has_mpi(), &error) &&
                 choose_model(run, &error) && open_data(run, &error) && choose_length(run, &error) &&

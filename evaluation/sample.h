@@ -217,8 +217,11 @@ static inline bool sample_open_codec(Sample *sample, bool bytes, int vocabulary,
     const char *start = options_start(sample->options);
     sample_find_ends(start, &sample->ends);
     if (adapters_find_base(start, base)) { sample_find_ends(base, &sample->ends); } // peft's do not say it
-    path[tokenizer_directory_length(path)] = '\0';
-    if (path[0] != '\0') { sample_find_ends(path, &sample->ends); }
+    int length = tokenizer_directory_length(path);
+    if (path[0] != '\0') {
+        path[length] = '\0';
+        sample_find_ends(length > 0 ? path : ".", &sample->ends);
+    }
     return sample->options->system[0] == '\0' || sample->chat.system[0] != NULL ||
            error_set(error, "--system needs a chat.json beside the tokenizer, of a chat template that takes "
                             "a system text");

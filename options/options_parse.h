@@ -193,7 +193,7 @@ static inline const char *option_print_real(double value, char text[OPTION_VALUE
 
 // Whether the value is the one that the word stands for; only numbers have words.
 static inline bool option_has_word_value(const OptionSpec *option, const Options *options) {
-    if (option->word == NULL) { return false; }
+    if (option->word == NULL || option->type == OPTION_CHOICE) { return false; }
     const void *field = option_field(option, options);
     return (option->type == OPTION_REAL ? *(const double *)field : (double)*(const int64_t *)field) ==
            option->word_value;
@@ -253,6 +253,11 @@ static inline bool options_leave(Options *options, const void *field) {
     bool left = option_is_open(option, options);
     options->chosen[option - option_table] |= left;
     return left;
+}
+
+// Whether the program has chosen the option at `field`.
+static inline bool options_chose(const Options *options, const void *field) {
+    return options->chosen[option_of((size_t)((const char *)field - (const char *)options)) - option_table];
 }
 
 // The word of a choice: options_choice_name(options, &options->wire).

@@ -270,21 +270,24 @@
      "Memory of AdamW's mean squared gradient. Higher is steadier, lower recovers faster from a spike.")
     OPTION("eps", RATE, OTHER_BITS, REAL, eps, "1e-8", 1e-30, 1, "X", .help =
      "Added to AdamW's divisor. Larger damps parameters whose gradients are tiny.")
-    OPTION("inner", RATE, OTHER_BITS, CHOICE, inner, "adamw", .choices = {"adamw", "muon"}, .help =
+    OPTION("inner", RATE, OTHER_BITS, CHOICE, inner, "auto", .choices = {"auto", "adamw", "muon"},
+     .word = "auto", .help =
      "What makes the steps inside every rule. muon: Muon for the matrices of the layers and AdamW for all "
      "else. Muon needs fewer commits than AdamW, above all with large batches, one moment less, and more "
      "computation for each commit. Its best --lr is one to four times AdamW's, the more the larger the batch "
-     "is.")
+     "is. auto: muon for a new model with 16,384 tokens a commit or more, where --lr is auto, too; otherwise "
+     "adamw.")
     OPTION("muon-adamw-lr", RATE, OTHER_BITS, REAL, muon_adamw_rate, "auto", 1e-12, 100, "RATE",
-     .word = "auto", .relations = {NEEDS(inner), FOLLOWS(learning_rate)}, .also = "adam-lr, embedding-lr",
+     .word = "auto", .relations = {NEEDS(inner), EXCLUDES(inner, "adamw"), FOLLOWS(learning_rate)},
+     .also = "adam-lr, embedding-lr",
      .help = "Peak learning rate of what AdamW steps beside Muon: embeddings, an untied head, norms and "
      "biases. It rises and falls as --lr does, and their weight decay stays that of --lr. With a vocabulary "
      "of 4,096 four times --lr ended 0.04 to 0.22 nats lower under ddp and acco, under streaming-diloco and "
      "with letters a little higher. auto: --lr.")
     OPTION("muon-momentum", RATE, OTHER_BITS, REAL, muon_momentum, "0.95", 0, 0.999999, "X",
-     .relations = {NEEDS(inner)}, .help = "Memory of Muon's mean gradient.")
+     .relations = {NEEDS(inner), EXCLUDES(inner, "adamw")}, .help = "Memory of Muon's mean gradient.")
     OPTION("muon-iterations", RATE, OTHER_BITS, INTEGER, muon_iterations, "5", 1, 100, "N",
-     .relations = {NEEDS(inner)}, .help =
+     .relations = {NEEDS(inner), EXCLUDES(inner, "adamw")}, .help =
      "Iterations that take the singular values of a step towards 1. Fewer cost less and leave more of what "
      "the gradient had.")
     OPTION("moments", RATE, OTHER_BITS, CHOICE, moments, "fp32", .choices = {"fp32", "bf16"}, .help =

@@ -100,6 +100,7 @@ static inline void print_command(const Run *run, const ForecastRow *row) {
         options.learning_rate = defaults.learning_rate;
         options.minimum_learning_rate = defaults.minimum_learning_rate;
     }
+    if (options.inner == INNER_ADAMW && !muon_suits(run, &options)) { options.inner = defaults.inner; }
     options.config[0] = '\0';     // what the file says is in the options
     defaults.rule = options.rule; // it is always named, here
     // A plan need not know where what is frozen comes from; training has to.
@@ -466,13 +467,11 @@ static inline int command_plan(Run *run) {
     if (measures) { meet_on_hosts(transport, options); }
     bool has_like = options->like[0] != '\0' && speaks,
          again = has_like && options->ranks == 0 && options->host_mbit == 0 && !measures;
-    bool good = (!has_like || like_read(options->like, &like, &error)) &&
+    bool good = choose_device(run, true, &error) && (!has_like || like_read(options->like, &like, &error)) &&
                 plan_ranks(run, has_like ? &like : NULL, &error) &&
                 options_check_rank_numbers(options, transport->size, &error) && choose_model(run, &error);
     Options asked = *options; // rates are only checked: a recommended command has those that were given
-    good = good && choose_rates(run, &error) &&
-           placement_choose_device(&run->placement, options, transport->local_rank, true, &error) &&
-           placement_choose_precision(&run->placement, options, &error);
+    good = good && choose_rates(run, &error) && placement_choose_precision(&run->placement, options, &error);
     plan_agree(run, good, &error);
     *options = asked;
     run->placement.asked_recompute = asked.recompute;

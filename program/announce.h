@@ -26,6 +26,7 @@ static inline void print_build_facts(void) {
 
 // Which part of the parameters Muon steps, and the rate of the others if it is another.
 static inline void print_muon(const Run *run) {
+    const Options *options = &run->options;
     int matrices = 0;
     size_t elements = 0;
     for (int i = 0; i < run->tensor_count; i++) {
@@ -36,12 +37,13 @@ static inline void print_muon(const Run *run) {
     }
     if (matrices > 0) {
         char rate[NUMBER_TEXT_SIZE] = "";
-        if (run->options.muon_adamw_rate != run->options.learning_rate) {
-            snprintf(rate, sizeof rate, " at %g", run->options.muon_adamw_rate);
+        if (options->muon_adamw_rate != options->learning_rate) {
+            snprintf(rate, sizeof rate, " at %g", options->muon_adamw_rate);
         }
-        printf("muon       steps %d %s, %.0f %% of the parameters; AdamW steps the others%s\n", matrices,
-               matrices == 1 ? "matrix" : "matrices", 100.0 * elements / run->part.table.parameter_count,
-               rate);
+        printf("muon       %ssteps %d %s, %.0f %% of the parameters; AdamW steps the others%s\n",
+               options_chose(options, &options->inner) ? "chosen for a new model and large commits: " : "",
+               matrices, matrices == 1 ? "matrix" : "matrices",
+               100.0 * elements / run->part.table.parameter_count, rate);
     }
 }
 

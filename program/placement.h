@@ -15,6 +15,7 @@
 typedef struct Placement {
     Gpu gpu;
     bool on_gpu;
+    bool all_on_gpus, all_round_alike; // of all ranks: each on a GPU; their `rounding` is the same
     size_t host_available; // bytes of this machine that may be taken when the device is chosen; 0: not known
     Precision precision;
     bool fp8;                   // --products fp8

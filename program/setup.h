@@ -25,6 +25,41 @@ static inline bool choose_part(const Options *options, const ModelConfig *config
                      start);
 }
 
+// Collective: finds the device, and what is said of all ranks' devices.
+static inline bool choose_device(Run *run, bool plan, Error *error) {
+    Placement *placement = &run->placement;
+    Transport *transport = &run->transport;
+    bool good = placement_choose_device(placement, &run->options, transport->local_rank, plan, error);
+    placement->all_on_gpus = placement->on_gpu;
+    placement->all_round_alike = true;
+    if (transport->size > 1) {
+        char first[sizeof placement->rounding];
+        memcpy(first, placement->rounding, sizeof first);
+        share_from_rank_zero(transport, "devices", first, sizeof first);
+        bool alike = strcmp(first, placement->rounding) == 0;
+        placement->all_on_gpus = transport_fold(transport, "devices", placement->on_gpu, fmin) > 0;
+        placement->all_round_alike = transport_fold(transport, "devices", alike, fmin) > 0;
+    }
+    return good;
+}
+
+// Whether --inner auto is Muon with these options. Where a commit has 16 k tokens Muon needs a
+// quarter to a half of AdamW's commits, with 0.28 M to 32 M parameters; with fewer tokens it gains
+// less, and its step takes a larger part of the time (dev/results/muon-adamw-rate-2026-11-29.md).
+// A --lr that is given may be meant for AdamW, and a model that AdamW has trained was not measured.
+// Not all ranks suit it: whole matrices travel among GPUs without NCCL (placement_uneven), and
+// ranks that repeat each other's steps must round alike (exchange_hellos).
+static inline bool muon_suits(const Run *run, Options *options) {
+    const Rule *rule = options_rule(options);
+    const Placement *placement = &run->placement;
+    bool is_new = options_start(options)[0] == '\0' && run->part.frozen_count == 0;
+    int64_t per_commit =
+        options_total_accumulate(options, run->transport.size) * options->micro_batch * options->seq_len;
+    bool ranks_suit = run->transport.size == 1 || ((rule->kind == RULE_LOCAL || !placement->all_on_gpus) &&
+                                                   (!rule->replicated || placement->all_round_alike));
+    return is_new && per_commit >= 16384 && ranks_suit && options_leave(options, &options->learning_rate);
+}
+
 // How the optimizer sees the tensors of what is trained.
 static inline void choose_tensors(Run *run) {
     const ParameterTable *table = &run->part.table;
@@ -62,7 +97,6 @@ static inline bool choose_model(Run *run, Error *error) {
     }
     TrainedPart *part = &run->part;
     if (!choose_part(options, &run->config, part, error)) { return false; }
-    choose_tensors(run);
     choose_turn(run);
     if (options_leave(options, &options->micro_batch)) {
         options->micro_batch = part->model.parameter_count < 5000000 ? 1 : 8;
@@ -79,6 +113,10 @@ static inline bool choose_model(Run *run, Error *error) {
             "--micro-batch %d x --seq-len %d, %.3g tokens a commit: that is more than can be counted here",
             run->B, run->T, per_commit);
     }
+    if (options_leave(options, &options->inner)) {
+        options->inner = muon_suits(run, options) ? INNER_MUON : INNER_ADAMW;
+    }
+    choose_tensors(run);
     return options_check_rule(options, run->config.layers, error);
 }
 
@@ -241,7 +279,7 @@ static inline SchedulerSettings choose_settings(Run *run) {
     if (rule->configure != NULL) { rule->configure(options_of_rule(options), &settings); }
     // Casts travel in twos, which must not belong to two ranks.
     bool in_twos = true;
-    for (int i = 0; i < run->tensor_count && options->inner != INNER_ADAMW; i++) {
+    for (int i = 0; i < run->tensor_count && options->inner == INNER_MUON; i++) {
         in_twos = in_twos && run->tensors[i].begin % 2 == 0 && run->tensors[i].end % 2 == 0;
     }
     settings.gathers_casts =

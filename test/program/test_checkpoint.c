@@ -504,6 +504,32 @@ static void another_inner_optimizer_starts_anew(void **state) {
     }
 }
 
+// What --inner auto has chosen stays, although a commit of the resumed run has fewer tokens;
+// fine-tuning chooses anew. The first run has 16,384 tokens a commit.
+static void a_chosen_inner_optimizer_stays(void **state) {
+    Stage *stage = stage_of(state);
+    static const struct {
+        const char *arguments;
+        bool muon;
+    } runs[] = {{"--out chosen --micro-batch 512 --tokens 16384", true},
+                {"--out chosen --resume auto --micro-batch 4 --tokens 17k", true},
+                {"--out chosen-2 --config chosen/config.json --micro-batch 4 --tokens 1k", false},
+                {"--out chosen-3 --finetune chosen --micro-batch 512 --tokens 16384", false}};
+    for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
+        char arguments[256];
+        bool config = strstr(runs[i].arguments, "--config") != NULL;
+        snprintf(arguments, sizeof arguments,
+                 "--optimizer acco --accumulate 2 --threads 1 --val-batches none %s %s",
+                 config || i == 3 ? "" : "--model model.json", runs[i].arguments);
+        Outcome outcome = program_run(stage, 0, arguments);
+        outcome_check(&outcome, 0, arguments);
+        bool chosen =
+            strstr(outcome.output, "\nmuon       chosen for a new model and large commits: steps ") != NULL;
+        if (chosen != runs[i].muon) { fail_msg("%s: %s", arguments, outcome.output); }
+    }
+    check_refused(stage, 0, "chosen", "--resume auto --inner adamw", "was trained with --inner muon");
+}
+
 static void other_rules_go_on(void **state) {
     static const int pairs[][2] = {{1, 4}, {4, 1}, {0, 6}, {6, 0}, {5, 2}, {2, 7}};
     Stage *stage = stage_with_ranks(state);
@@ -2631,6 +2657,7 @@ static const struct CMUnitTest tests[] = {
     CHECKPOINT_TEST(unequal_ranks_leave_nothing_out),
     CHECKPOINT_TEST(a_sum_under_way_belongs_to_those_who_sent_it),
     CHECKPOINT_TEST(another_inner_optimizer_starts_anew),
+    CHECKPOINT_TEST(a_chosen_inner_optimizer_stays),
     CHECKPOINT_TEST(other_rules_go_on),
     CHECKPOINT_TEST(other_hosts_are_named),
     CHECKPOINT_TEST(other_options_are_named),

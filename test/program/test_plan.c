@@ -179,8 +179,8 @@ static void a_plan_recommends_the_first_rule_at_a_loss(void **state) {
     static const struct {
         const char *arguments, *recommended;
     } cases[] = {
-        {"--model 125M --ranks 2 --host-mbit 1000000 --compute-ms 20000", "zero1 --inner muon"},
-        {"--model 125M --ranks 2 --host-mbit 1000000 --compute-ms 20000 --inner muon", "zero1"},
+        {"--model 125M --ranks 2 --host-mbit 1000000 --compute-ms 20000", "zero1"}, // auto: muon
+        {"--model 125M --ranks 2 --host-mbit 1000000 --compute-ms 20000 --inner adamw", "zero1 --inner muon"},
         {"--ranks 16 --host-mbit 10 --compute-ms 50", NULL},
         {"--optimizer zero1 --ranks 8 --ranks-per-host 4 --host-mbit 100 --compute-ms 50 --accumulate 1",
          NULL},

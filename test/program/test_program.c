@@ -1089,21 +1089,28 @@ static void ranks_that_differ_end_at_once(void **state) {
 }
 
 // Steps of Muon that every rank makes by itself would drift apart where oneDNN rounds differently.
-// Other rules go on, and the start says which rank differs.
+// Other rules go on, --inner auto is AdamW for such ranks, and the start says which rank differs.
 static void ranks_that_round_differently_are_named(void **state) {
     Stage *stage = stage_with_ranks(state);
     Setting setting = {.second_has = "ONEDNN_MAX_CPU_ISA=SSE41"};
-    static const char *const rules[] = {"ddp", "zero1"};
+    static const struct {
+        const char *options;
+        bool refused, muon;
+    } cases[] = {{"--inner muon --optimizer ddp", true, false},
+                 {"--inner muon --optimizer zero1", false, true},
+                 {"--optimizer ddp --micro-batch 128 --tokens 16384", false, false},
+                 {"--optimizer zero1 --micro-batch 128 --tokens 16384", false, true}};
     library_instructions(stage);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 4; i++) {
         char arguments[256];
-        snprintf(arguments, sizeof arguments, "--config base.json --inner muon --optimizer %s --out rounds",
-                 rules[i]);
+        snprintf(arguments, sizeof arguments, "--config base.json %s --out rounds-%d", cases[i].options, i);
         Program program = program_start(stage, 2, &setting, arguments);
         Outcome outcome = program_finish_within(stage, &program, 100);
-        outcome_check(&outcome, i == 0 ? 2 : 0, rules[i]);
-        text_check(i == 0 ? outcome.errors : outcome.output,
-                   i == 0 ? "rounds them differently than rank 0" : "\nbuilds     rank 1 on ", rules[i]);
+        outcome_check(&outcome, cases[i].refused ? 2 : 0, arguments);
+        text_check(cases[i].refused ? outcome.errors : outcome.output,
+                   cases[i].refused ? "rounds them differently than rank 0" : "\nbuilds     rank 1 on ",
+                   arguments);
+        if ((strstr(outcome.output, "\nmuon ") != NULL) != cases[i].muon) { fail_msg("Muon: %s", arguments); }
     }
 }
 

@@ -476,13 +476,33 @@ static void a_slow_rank_is_told_with_what_helps(void **state) {
     }
 }
 
+// A run of two ranks with these options, windows of 256 tokens and, where none is given,
+// micro-batches of one; for the caller to free.
+static Run *run_of_two_ranks(const char *options) {
+    Run *run = MEMORY_OF(Run, 1);
+    Error error = {""};
+    char line[256] = "train_gpt ", *words[24];
+    int count = 0;
+    strcat(line, options);
+    for (char *word = strtok(line, " "); word != NULL; word = strtok(NULL, " ")) { words[count++] = word; }
+    if (!options_parse(count, words, &run->options, &error)) { fail_msg("%s", error.text); }
+    run->rule = options_rule(&run->options);
+    run->transport.size = 2;
+    if (run->options.micro_batch == 0) { run->options.micro_batch = 1; }
+    run->B = (int)run->options.micro_batch;
+    run->T = (int)(run->options.seq_len = 256);
+    run->placement.all_round_alike = true;
+    return run;
+}
+
 // GPT-3's rates by size; a tenth to fine-tune; with Muon more where a commit has more tokens. What
 // is given stays.
 static void rates_follow_from_the_model_and_the_batch(void **state) {
     (void)state;
     static const struct {
         double parameters;
-        const char *options; // beside --accumulate 2 on two ranks: 4 sequences a commit, of 256 tokens
+        const char
+            *options; // on two ranks with --accumulate 2, the default: 4 sequences a commit, of 256 tokens
         double rate, least, weight_decay;
         int64_t warmup, decay;
     } cases[] = {
@@ -508,20 +528,9 @@ static void rates_follow_from_the_model_and_the_batch(void **state) {
         {7e6, "--epochs 2 --data f --schedule wsd", 1e-3, 1e-4, 0.1, -1, 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        Run *run = MEMORY_OF(Run, 1);
+        Run *run = run_of_two_ranks(cases[i].options);
         Error error = {""};
-        char line[256] = "train_gpt --accumulate 2 ", *words[24];
-        int count = 0;
-        strcat(line, cases[i].options);
-        for (char *word = strtok(line, " "); word != NULL; word = strtok(NULL, " ")) {
-            words[count++] = word;
-        }
-        if (!options_parse(count, words, &run->options, &error)) { fail_msg("%s", error.text); }
         if (run->options.tokens == 1500000) { run->options.tokens = 1000000; } // not given
-        run->rule = options_rule(&run->options);
-        run->transport.size = 2;
-        run->B = run->options.micro_batch > 0 ? (int)run->options.micro_batch : 1;
-        run->T = 256;
         run->part.table.parameter_count = (size_t)cases[i].parameters;
         if (!choose_rates(run, &error)) { fail_msg("%s: %s", cases[i].options, error.text); }
         const Options *chosen = &run->options;
@@ -532,6 +541,52 @@ static void rates_follow_from_the_model_and_the_batch(void **state) {
         assert_int_equal(chosen->decay_tokens, cases[i].decay);
         free(run);
     }
+}
+
+// --inner auto: Muon where a new model has large commits and no rate is given.
+static void what_steps_follows_from_the_start_and_the_batch(void **state) {
+    (void)state;
+    static const struct {
+        const char *options; // --micro-batch 16: 16,384 tokens a commit
+        bool suits;
+    } cases[] = {{"", false},
+                 {"--micro-batch 15", false},
+                 {"--micro-batch 16", true},
+                 {"--micro-batch 16 --optimizer diloco", true},
+                 {"--micro-batch 8 --rank-accumulate 2,5", false},
+                 {"--micro-batch 8 --rank-accumulate 2,6", true},
+                 {"--micro-batch 15 --accumulate auto", false}, // one in each round, at least
+                 {"--micro-batch 16 --accumulate auto", true},
+                 {"--micro-batch 16 --lr 1e-3", false},
+                 {"--micro-batch 16 --finetune D", false},
+                 {"--micro-batch 16 --from D", false}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Run *run = run_of_two_ranks(cases[i].options);
+        if (muon_suits(run, &run->options) != cases[i].suits) {
+            fail_msg("otherwise: '%s'", cases[i].options);
+        }
+        free(run);
+    }
+    Error error = {""};
+    Run *run = run_of_two_ranks("--micro-batch 16");
+    run->part.frozen_count = 1; // of a plan, which needs no model
+    assert_false(muon_suits(run, &run->options));
+    run->part.frozen_count = 0;
+    assert_true(muon_suits(run, &run->options));
+    run->placement.all_on_gpus = true; // which exchange equal pieces by NCCL, and no whole matrices
+    assert_false(muon_suits(run, &run->options));
+    option_set(option_find("optimizer"), &run->options, "diloco", &error);
+    assert_true(muon_suits(run, &run->options));
+    option_set(option_find("optimizer"), &run->options, "zero1", &error);
+    run->placement.all_on_gpus = run->placement.all_round_alike = false;
+    assert_true(muon_suits(run, &run->options));
+    option_set(option_find("optimizer"), &run->options, "ddp", &error); // each rank makes every step
+    assert_false(muon_suits(run, &run->options));
+    run->transport.size = 1;
+    run->options.accumulate = 4;
+    run->placement.all_on_gpus = true;
+    assert_true(muon_suits(run, &run->options));
+    free(run);
 }
 
 static void test_processors_for_nccl(void **state) {
@@ -685,6 +740,7 @@ int main(void) {
         cmocka_unit_test(a_rank_has_its_share_of_the_memory),
         cmocka_unit_test(a_slow_rank_is_told_with_what_helps),
         cmocka_unit_test(rates_follow_from_the_model_and_the_batch),
+        cmocka_unit_test(what_steps_follows_from_the_start_and_the_batch),
         cmocka_unit_test(test_shared_links),
         cmocka_unit_test(test_processors_for_nccl),
         cmocka_unit_test(test_this_machine),

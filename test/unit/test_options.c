@@ -157,7 +157,7 @@ static void test_relations_name_values_that_exist(void **state) {
             if (option_find(name) != NULL) { fail_msg("--%s is also --%s", option->name, name); }
         }
     }
-    assert_int_equal(named, 71);
+    assert_int_equal(named, 74);
 }
 
 // An option that is only for some rules names rules that can be chosen. Otherwise nobody

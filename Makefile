@@ -106,6 +106,7 @@ CUDA_LINK    := $(LDFLAGS) $(if $(filter yes,$(HAVE_NCCL)),-lnccl) $(CUDA_LIBS) 
 EMULATE    = $(CXX) -std=gnu++20 $(EMULATE_OPTIMIZE) $(ARITHMETIC) -g $(CXX_WARNINGS) -Itest/simt -I. -DACCO_HAVE_CUDA $(MPI_FLAGS) $(ONEDNN_FLAGS) \
              $(if $(filter yes,$(HAVE_MPI)),-DACCO_HAVE_NCCL) $(SANITIZE) $(CPPFLAGS) -MMD -MP -x c++
 EMULATE_OPTIMIZE := -O2
+LINES_ONLY := $(if $(SANITIZE),,-g1)
 
 # Open MPI refuses root unless it is told twice.
 ifeq ($(shell id -u),0)
@@ -176,7 +177,7 @@ $(BUILD)/train_gpt_cuda.o: train_gpt.cu $(PLAN_PAGE) Makefile $(BUILD)/cuda.flag
 
 $(BUILD)/emulated/train_gpt: train_gpt.cu $(PLAN_PAGE) Makefile $(BUILD)/emulate.flags
 	@mkdir -p $(@D)
-	$(EMULATE) $(FACTS) $< -o $@ $(LDFLAGS) $(LIBS)
+	$(EMULATE) $(LINES_ONLY) $(FACTS) $< -o $@ $(LDFLAGS) $(LIBS)
 
 $(BUILD)/emulated/bench_cuda: dev/gpu/bench_cuda.cu Makefile $(BUILD)/emulate.flags
 	@mkdir -p $(@D)
@@ -184,14 +185,14 @@ $(BUILD)/emulated/bench_cuda: dev/gpu/bench_cuda.cu Makefile $(BUILD)/emulate.fl
 
 $(BUILD)/test/%: test/cuda/%.cu Makefile $(BUILD)/emulate.flags
 	@mkdir -p $(@D)
-	$(EMULATE) $< -o $@ $(LDFLAGS) -lcmocka $(LIBS)
+	$(EMULATE) $(LINES_ONLY) $< -o $@ $(LDFLAGS) -lcmocka $(LIBS)
 
 # Its loads and stores call functions of its own (test/cuda/accesses.h), so ThreadSanitizer's
 # library is not linked.
 $(BUILD)/test/test_cuda_counters: test/cuda/test_cuda_counters.cu test/cuda/accesses.c Makefile $(BUILD)/emulate.flags $(BUILD)/c.flags
 	@mkdir -p $(@D)
 	@$(COMPILE) -MT $@ -c test/cuda/accesses.c -o $@.accesses.o
-	$(EMULATE) -MT $@ -fsanitize=thread -c $< -o $@.o
+	$(EMULATE) $(LINES_ONLY) -MT $@ -fsanitize=thread -c $< -o $@.o
 	@$(CXX) $@.o $@.accesses.o -o $@ $(LDFLAGS) -lcmocka $(LIBS)
 	@rm $@.o $@.accesses.o
 
@@ -216,7 +217,7 @@ vpath test_%.cu test/cuda test/ptx
 $(PTX_DIR)/test_%: test_%.cu $(PTX_DIR)/machine.o Makefile $(BUILD)/cuda.flags
 	@mkdir -p $(@D)
 	$(NVCC_FOUND) -Itest/ptx $(PTX_FLAGS) -DACCO_PTX -gencode arch=compute_$(PTX_ARCH),code=compute_$(PTX_ARCH) -Xcicc -O0 \
-	    -Xcompiler "$(EMULATE_OPTIMIZE) $(ARITHMETIC) $(CXX_WARNINGS)" -MT $@ -MF $@.d -c $< -o $@.o
+	    -Xcompiler "-O1 $(ARITHMETIC) $(CXX_WARNINGS)" -MT $@ -MF $@.d -c $< -o $@.o
 	@$(CXX) $@.o $(PTX_DIR)/machine.o -o $@ $(LDFLAGS) -lcmocka $(LIBS)
 	@rm $@.o
 
@@ -230,15 +231,17 @@ $(BUILD)/train_gpt.o: train_gpt.cu $(PLAN_PAGE) Makefile $(BUILD)/c.flags
 	@$(NEEDED)
 	$(COMPILE) $(FACTS) -x c -c $< -o $@
 
-# What starts the program, parses or simulates takes longer to optimise than to run.
-SIMPLE_TESTS := $(basename $(notdir $(wildcard test/program/*.c))) $(addprefix test_,dataloader fuzz hf_model log options oracle papers rules safetensors saving simulation spike split tokenizer trace)
+# What starts the program, parses or simulates takes longer to optimise than to run. Symbols of a
+# debugger are for builds with a sanitizer; lines of a backtrace are in all.
+SIMPLE_TESTS := $(basename $(notdir $(wildcard test/program/*.c))) $(addprefix test_,cuts dataloader families fuzz hf_model launch_checks log options oracle \
+                papers rules safetensors sample saving simulation spike split tokenizer trace trained)
 $(SIMPLE_TESTS:%=$(BUILD)/test/%): SIMPLY := $(if $(SANITIZE),,-O0)
 
 vpath test_%.c test/unit test/rules test/program
 vpath ours.c test/llama_cpp
 $(BUILD)/test/%: %.c Makefile $(BUILD)/c.flags
 	@mkdir -p $(@D)
-	$(COMPILE) $(SIMPLY) $< -o $@ $(LDFLAGS) -lcmocka $(LIBS)
+	$(COMPILE) $(LINES_ONLY) $(SIMPLY) $< -o $@ $(LDFLAGS) -lcmocka $(LIBS)
 
 $(BUILD)/bench/%: dev/bench/%.c Makefile $(BUILD)/c.flags
 	@mkdir -p $(@D)

@@ -628,10 +628,9 @@ static void test_trained_parts(void **state) {
                                             {"*.bias,c_fc", "*", 0, 1},
                                             {"", "*", 3, 6},
                                             {"", "c_*", 8, 4}};
-    for (int i = 0; i < (CUDA_AS_PTX ? 1 : SHAPES); i++) {
-        for (size_t c = 0; c < sizeof choices / sizeof choices[0]; c += CUDA_AS_PTX ? 3 : 1) {
-            check_part(&shapes[i], &choices[c]);
-        }
+    int count = sizeof choices / sizeof choices[0];
+    for (int i = 0; i < (CUDA_AS_PTX ? 1 : SHAPES); i++) { // every choice with half of the shapes
+        for (int c = i % 2; c < count; c += CUDA_AS_PTX ? 3 : 2) { check_part(&shapes[i], &choices[c]); }
     }
     static const TrainedChoice of_families[] = {{"*norm.weight,layers.0.*", "*", 0, 1}, {"", "*", 3, 6}};
     for (int i = 0; i < (CUDA_AS_PTX ? 0 : FAMILIES); i++) {

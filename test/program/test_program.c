@@ -2380,7 +2380,7 @@ static void spikes_can_be_rolled_back(void **state) {
         // A thousand checkpoints would take a disk half a minute: rules with few commits save each.
         bool few =
             strcmp(rule_cases[i].name, "diloco") == 0 || strcmp(rule_cases[i].name, "sparse-loco") == 0;
-        int rollbacks = check_rollbacks(stage, &rule_cases[i], few ? 1 : i % 2 == 0 ? 4 : 9);
+        int rollbacks = check_rollbacks(stage, &rule_cases[i], few ? 1 : i % 2 == 0 ? 9 : 20);
         rules += rollbacks > 0;
         most = rollbacks > most ? rollbacks : most;
     }

@@ -589,6 +589,35 @@ static void what_steps_follows_from_the_start_and_the_batch(void **state) {
     free(run);
 }
 
+// The rate of what AdamW steps beside Muon, as a multiple of --lr.
+static void embeddings_of_many_tokens_have_a_rate_of_their_own(void **state) {
+    (void)state;
+    static const struct {
+        const char *options;
+        int vocabulary, head;
+        double factor;
+    } cases[] = {{"--optimizer ddp", 4096, TENSOR_EMBEDDING, 4},
+                 {"--optimizer acco", 50257, TENSOR_EMBEDDING, 4},
+                 {"--optimizer acco", 4095, TENSOR_EMBEDDING, 1},
+                 {"--optimizer acco", 50257, TENSOR_HEAD, 1},
+                 {"--optimizer streaming-diloco", 50257, TENSOR_EMBEDDING, 1},
+                 {"--optimizer acco --finetune D", 50257, TENSOR_EMBEDDING, 1},
+                 {"--optimizer acco --muon-adamw-lr 0.5", 50257, TENSOR_EMBEDDING, 250}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char options[128];
+        Error error = {""};
+        ParameterInfo entries[2] = {{.role = TENSOR_EMBEDDING}, {.role = cases[i].head}};
+        snprintf(options, sizeof options, "--inner muon --lr 0.002 %s", cases[i].options);
+        Run *run = run_of_two_ranks(options);
+        run->config.vocabulary = cases[i].vocabulary;
+        run->part.model = (ParameterTable){.entries = entries, .count = 2, .head = 1};
+        if (!choose_rates(run, &error)) { fail_msg("%s: %s", options, error.text); }
+        assert_close(run->options.muon_adamw_rate / run->options.learning_rate, cases[i].factor, 1e-12,
+                     options);
+        free(run);
+    }
+}
+
 static void test_processors_for_nccl(void **state) {
     (void)state;
     assert_int_equal(placement_default_ctas(132), 8);
@@ -741,6 +770,7 @@ int main(void) {
         cmocka_unit_test(a_slow_rank_is_told_with_what_helps),
         cmocka_unit_test(rates_follow_from_the_model_and_the_batch),
         cmocka_unit_test(what_steps_follows_from_the_start_and_the_batch),
+        cmocka_unit_test(embeddings_of_many_tokens_have_a_rate_of_their_own),
         cmocka_unit_test(test_shared_links),
         cmocka_unit_test(test_processors_for_nccl),
         cmocka_unit_test(test_this_machine),

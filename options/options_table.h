@@ -275,15 +275,16 @@
      "What makes the steps inside every rule. muon: Muon for the matrices of the layers and AdamW for all "
      "else. Muon needs fewer commits than AdamW, above all with large batches, one moment less, and more "
      "computation for each commit. Its best --lr is one to four times AdamW's, the more the larger the batch "
-     "is. auto: muon for a new model with 16,384 tokens a commit or more, where --lr is auto, too; otherwise "
-     "adamw.")
+     "is. auto: muon for a new model with 16,384 tokens a commit or more, where --lr is auto, too, but adamw "
+     "for several GPUs, unless under local rules, and under ddp for ranks that round in different ways; "
+     "otherwise adamw.")
     OPTION("muon-adamw-lr", RATE, OTHER_BITS, REAL, muon_adamw_rate, "auto", 1e-12, 100, "RATE",
      .word = "auto", .relations = {NEEDS(inner), EXCLUDES(inner, "adamw"), FOLLOWS(learning_rate)},
      .also = "adam-lr, embedding-lr", .help =
      "Peak learning rate of what AdamW steps beside Muon: embeddings, an untied head, norms and biases. It "
      "rises and falls as --lr does, and their weight decay stays that of --lr. auto: four times --lr for a "
      "new model whose embedding of 4,096 tokens or more is its head, too, where all ranks make one step "
-     "together, which ended 0.04 to 0.22 nats lower; otherwise --lr.")
+     "together, which ended 0.04 to 0.22 nats lower; otherwise, and for bytes, --lr.")
     OPTION("muon-momentum", RATE, OTHER_BITS, REAL, muon_momentum, "0.95", 0, 0.999999, "X",
      .relations = {NEEDS(inner), EXCLUDES(inner, "adamw")}, .help = "Memory of Muon's mean gradient.")
     OPTION("muon-iterations", RATE, OTHER_BITS, INTEGER, muon_iterations, "5", 1, 100, "N",

@@ -363,14 +363,15 @@ static inline void forecast_alternative(const Run *run, Options *options, const 
     trial_free(other);
 }
 
-// Every rule in the other ways that were measured; of a new model that has AdamW, with Muon, too.
+// Every rule in the other ways that were measured; of a new model that has AdamW, with Muon, too,
+// unless these ranks would be refused (exchange_hellos).
 static inline void forecast_add_recipes(const Run *run, Forecast *forecast) {
-    const Options *options = &run->options;
-    bool is_new = options_start(options)[0] == '\0' && run->part.frozen_count == 0,
-         with_muon = is_new && options->inner == INNER_ADAMW;
+    bool is_new = options_start(&run->options)[0] == '\0' && run->part.frozen_count == 0;
     for (int i = 0; i < RULE_COUNT * RECIPE_COUNT; i++) {
         const ForecastRow *asked = &forecast->rows[i / RECIPE_COUNT];
         const Recipe *recipe = &RECIPES[i % RECIPE_COUNT];
+        bool with_muon = is_new && asked->options.inner == INNER_ADAMW &&
+                         (run->placement.all_round_alike || !recipe->rule->replicated);
         if (error_is_set(&asked->refused) || recipe->rule != options_rule(&asked->options)) { continue; }
         for (int muon = 0; muon <= with_muon; muon++) {
             Options other = asked->options;
@@ -424,6 +425,9 @@ static inline void forecast_make(const Run *run, const Machine *machine, bool va
         if (rule == own) { continue; }
         Options options = run->options;
         options.rule = rule;
+        if (options_chose(&options, &options.inner)) {
+            options.inner = muon_suits(run, &options) ? INNER_MUON : INNER_ADAMW;
+        }
         for (EACH_OPTION(option)) {
             if (!option_is_of_rule(option, RULES[rule].rule)) { option_set_default(option, &options); }
         }

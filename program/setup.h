@@ -126,12 +126,16 @@ static inline int64_t nominal_tokens_per_commit(const Run *run) {
 }
 
 // Whether what AdamW steps beside Muon learns more at four times --lr: 0.04 to 0.22 nats with a
-// vocabulary of 4,096 or 50,257; with 256, or with local steps, a little less
+// vocabulary of 4,096 or 50,257; with letters, or with local steps, a little less
 // (dev/results/muon-adamw-rate-2026-11-29.md). Untied heads and trained models were not tried.
 static inline bool embeds_fast(const Run *run) {
     const ParameterTable *table = &run->part.model;
-    bool is_new = options_start(&run->options)[0] == '\0' && run->part.frozen_count == 0;
-    return is_new && run->config.vocabulary >= 4096 && run->rule->kind != RULE_LOCAL &&
+    const Options *options = &run->options;
+    const DataLoader *data = &run->data;
+    bool is_new = options_start(options)[0] == '\0' && run->part.frozen_count == 0 && !options->fresh_moments,
+         letters = options->tokenizer[0] == '\0' &&
+                   (data->builtin || (data->files != NULL && data->files[0].content.token_bytes == 1));
+    return is_new && !letters && run->config.vocabulary >= 4096 && run->rule->kind != RULE_LOCAL &&
            table->entries[table->head].role == TENSOR_EMBEDDING;
 }
 
@@ -160,7 +164,7 @@ static inline bool choose_rates(Run *run, Error *error) {
                  finetunes ? "fine-tuning " : "", parameters / 1e6, muon ? " and Muon" : "");
     }
     if (options->inner == INNER_MUON && options_leave(options, &options->muon_adamw_rate)) {
-        options->muon_adamw_rate = options->learning_rate * (embeds_fast(run) ? 4 : 1);
+        options->muon_adamw_rate = fmin(options->learning_rate * (embeds_fast(run) ? 4 : 1), 100);
     }
     if (options->schedule != SCHEDULE_CONSTANT && options_leave(options, &options->minimum_learning_rate)) {
         options->minimum_learning_rate = options->learning_rate / 10;

@@ -256,7 +256,7 @@ static void check_exact(const Exact *exact, const Stream streams[2]) {
 
 static void amx_computes_what_the_plain_loops_do(void **state) {
     (void)state;
-    if (!amx_is_there()) { leave_out("AMX"); }
+    if (!amx_is_there()) { leave_out("to run on a processor with AMX"); }
     const int shapes[][3] = {{1, 1, 1},       {5, 7, 3},       {32, 32, 32},   {33, 31, 33},
                              {16, 48, 64},    {64, 40, 160},   {70, 530, 100}, {31, 9, 1056},
                              {40, 600, 1537}, {530, 33, 1600}, {67, 300, 97},  {1, 1000, 70},
@@ -279,7 +279,7 @@ static void amx_computes_what_the_plain_loops_do(void **state) {
 // not exact: the product of some rows and columns is those of the whole.
 static void amx_sums_have_one_order(void **state) {
     (void)state;
-    if (!amx_is_there()) { leave_out("AMX"); }
+    if (!amx_is_there()) { leave_out("to run on a processor with AMX"); }
     enum { M = 1090, N = 600, K = 1630, ROWS = 70, COLUMNS = 40, ROW = 1003, COLUMN = 490 };
     Stream one = stream_in(PRECISION_BF16, 1), three = stream_in(PRECISION_BF16, 3);
     for (int transposed = 0; transposed < 2; transposed++) {

@@ -602,6 +602,9 @@ static void embeddings_of_many_tokens_have_a_rate_of_their_own(void **state) {
                  {"--optimizer acco", 50257, TENSOR_HEAD, 1},
                  {"--optimizer streaming-diloco", 50257, TENSOR_EMBEDDING, 1},
                  {"--optimizer acco --finetune D", 50257, TENSOR_EMBEDDING, 1},
+                 {"--optimizer acco --resume R --fresh-moments on", 50257, TENSOR_EMBEDDING, 1},
+                 {"--optimizer acco --data letters", 50257, TENSOR_EMBEDDING, 1},
+                 {"--optimizer acco --data letters --tokenizer T", 50257, TENSOR_EMBEDDING, 4},
                  {"--optimizer acco --muon-adamw-lr 0.5", 50257, TENSOR_EMBEDDING, 250}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char options[128];
@@ -609,7 +612,9 @@ static void embeddings_of_many_tokens_have_a_rate_of_their_own(void **state) {
         ParameterInfo entries[2] = {{.role = TENSOR_EMBEDDING}, {.role = cases[i].head}};
         snprintf(options, sizeof options, "--inner muon --lr 0.002 %s", cases[i].options);
         Run *run = run_of_two_ranks(options);
+        DataFile letters = {.content.token_bytes = 1};
         run->config.vocabulary = cases[i].vocabulary;
+        run->data.files = strstr(options, "letters") == NULL ? NULL : &letters;
         run->part.model = (ParameterTable){.entries = entries, .count = 2, .head = 1};
         if (!choose_rates(run, &error)) { fail_msg("%s: %s", options, error.text); }
         assert_close(run->options.muon_adamw_rate / run->options.learning_rate, cases[i].factor, 1e-12,

@@ -425,9 +425,8 @@ static inline void forecast_make(const Run *run, const Machine *machine, bool va
         if (rule == own) { continue; }
         Options options = run->options;
         options.rule = rule;
-        if (options_chose(&options, &options.inner)) {
-            options.inner = muon_suits(run, &options) ? INNER_MUON : INNER_ADAMW;
-        }
+        bool chosen = options_chose(&options, &options.inner);
+        if (chosen && !muon_suits(run, &options)) { options.inner = INNER_ADAMW; }
         for (EACH_OPTION(option)) {
             if (!option_is_of_rule(option, RULES[rule].rule)) { option_set_default(option, &options); }
         }

@@ -118,7 +118,8 @@ static inline void print_command(const Run *run, const ForecastRow *row) {
     free(text);
 }
 
-static inline void print_forecast_row(const ForecastRow *row, bool is_own) {
+// inner: of the plan's own rule, which the row names where it has another.
+static inline void print_forecast_row(const ForecastRow *row, OptionChoice inner, bool is_own) {
     char rate[NUMBER_TEXT_SIZE], time[NUMBER_TEXT_SIZE], waiting[NUMBER_TEXT_SIZE], size[SIZE_TEXT],
         sent[SIZE_TEXT];
     const SimulatedCommit *commit = &row->commit;
@@ -135,6 +136,9 @@ static inline void print_forecast_row(const ForecastRow *row, bool is_own) {
            row->fits ? "" : "  does not fit");
     if (row->options.fit && row->fits) {
         printf("  --micro-batch %lld", (long long)row->options.micro_batch);
+    }
+    if (row->options.inner != inner) {
+        printf("  --inner %s", options_choice_name(&row->options, &row->options.inner));
     }
     printf("\n");
 }
@@ -365,7 +369,10 @@ static inline bool plan_time(const Run *run, PlanTimes *times, Error *error) {
     plan_print_links(run, &machine, times, forecast);
     printf("  %-17s %8s %8s %6s %11s %9s %10s %10s\n", "rule", "commit", "tokens/s", "needs", "computing",
            "waiting", "host sends", "memory");
-    for (int i = 0; i < RULE_COUNT; i++) { print_forecast_row(&forecast->rows[i], i == forecast->own); }
+    for (int i = 0; i < RULE_COUNT; i++) {
+        print_forecast_row(&forecast->rows[i], forecast->rows[forecast->own].options.inner,
+                           i == forecast->own);
+    }
     printf(
         "\n* is the rule asked for. needs: times the tokens of plain data-parallel training for a loss.\n");
     print_recommendation(run, forecast);

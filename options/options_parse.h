@@ -247,9 +247,14 @@ static inline bool option_is_open(const OptionSpec *option, const Options *optio
     return option_open(option) != NULL && option_has_value(option, options, option_open(option));
 }
 
+// The option whose value is `field` of `options`.
+static inline const OptionSpec *option_at(const Options *options, const void *field) {
+    return option_of((size_t)((const char *)field - (const char *)options));
+}
+
 // Whether the option at `field` is left to the program, which then chooses: it is noted.
 static inline bool options_leave(Options *options, const void *field) {
-    const OptionSpec *option = option_of((size_t)((const char *)field - (const char *)options));
+    const OptionSpec *option = option_at(options, field);
     bool left = option_is_open(option, options);
     options->chosen[option - option_table] |= left;
     return left;
@@ -257,12 +262,12 @@ static inline bool options_leave(Options *options, const void *field) {
 
 // Whether the program has chosen the option at `field`.
 static inline bool options_chose(const Options *options, const void *field) {
-    return options->chosen[option_of((size_t)((const char *)field - (const char *)options)) - option_table];
+    return options->chosen[option_at(options, field) - option_table];
 }
 
 // The word of a choice: options_choice_name(options, &options->wire).
 static inline const char *options_choice_name(const Options *options, const OptionChoice *field) {
-    return option_of((size_t)((const char *)field - (const char *)options))->choices[*field];
+    return option_at(options, field)->choices[*field];
 }
 
 // ---- A configuration as JSON ----------------------------------------------------------

@@ -366,7 +366,7 @@ static inline void forecast_alternative(const Run *run, Options *options, const 
 // Every rule in the other ways that were measured; of a new model that has AdamW, with Muon, too,
 // unless these ranks would be refused (exchange_hellos).
 static inline void forecast_add_recipes(const Run *run, Forecast *forecast) {
-    bool is_new = options_start(&run->options)[0] == '\0' && run->part.frozen_count == 0;
+    bool is_new = model_is_new(run, &run->options);
     for (int i = 0; i < RULE_COUNT * RECIPE_COUNT; i++) {
         const ForecastRow *asked = &forecast->rows[i / RECIPE_COUNT];
         const Recipe *recipe = &RECIPES[i % RECIPE_COUNT];

@@ -118,17 +118,18 @@ static inline void print_command(const Run *run, const ForecastRow *row) {
     free(text);
 }
 
-// inner: of the plan's own rule, which the row names where it has another.
-static inline void print_forecast_row(const ForecastRow *row, OptionChoice inner, bool is_own) {
+// own: the row of the rule that is asked for. Another one names its --inner, if that differs.
+static inline void print_forecast_row(const ForecastRow *row, const ForecastRow *own) {
     char rate[NUMBER_TEXT_SIZE], time[NUMBER_TEXT_SIZE], waiting[NUMBER_TEXT_SIZE], size[SIZE_TEXT],
         sent[SIZE_TEXT];
     const SimulatedCommit *commit = &row->commit;
     const Rule *rule = options_rule(&row->options);
+    char mark = row == own ? '*' : ' ';
     if (error_is_set(&row->refused)) {
-        printf("%c %-17s not simulated: %s\n", is_own ? '*' : ' ', rule->name, row->refused.text);
+        printf("%c %-17s not simulated: %s\n", mark, rule->name, row->refused.text);
         return;
     }
-    printf("%c %-17s %8s %8s %6.2f %9.0f %% %9s %10s %10s%s%s", is_own ? '*' : ' ', rule->name,
+    printf("%c %-17s %8s %8s %6.2f %9.0f %% %9s %10s %10s%s%s", mark, rule->name,
            human_milliseconds(1e3 * commit->seconds, time), human_count(row->tokens_per_second, rate),
            tokens_needed(row->needs), 100 * commit->computing / commit->seconds,
            human_milliseconds(1e3 * commit->waiting, waiting), size_text((size_t)commit->bytes_outside, sent),
@@ -137,7 +138,7 @@ static inline void print_forecast_row(const ForecastRow *row, OptionChoice inner
     if (row->options.fit && row->fits) {
         printf("  --micro-batch %lld", (long long)row->options.micro_batch);
     }
-    if (row->options.inner != inner) {
+    if (row->options.inner != own->options.inner) {
         printf("  --inner %s", options_choice_name(&row->options, &row->options.inner));
     }
     printf("\n");
@@ -369,10 +370,8 @@ static inline bool plan_time(const Run *run, PlanTimes *times, Error *error) {
     plan_print_links(run, &machine, times, forecast);
     printf("  %-17s %8s %8s %6s %11s %9s %10s %10s\n", "rule", "commit", "tokens/s", "needs", "computing",
            "waiting", "host sends", "memory");
-    for (int i = 0; i < RULE_COUNT; i++) {
-        print_forecast_row(&forecast->rows[i], forecast->rows[forecast->own].options.inner,
-                           i == forecast->own);
-    }
+    const ForecastRow *rows = forecast->rows;
+    for (int i = 0; i < RULE_COUNT; i++) { print_forecast_row(&rows[i], &rows[forecast->own]); }
     printf(
         "\n* is the rule asked for. needs: times the tokens of plain data-parallel training for a loss.\n");
     print_recommendation(run, forecast);

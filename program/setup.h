@@ -25,6 +25,11 @@ static inline bool choose_part(const Options *options, const ModelConfig *config
                      start);
 }
 
+typedef struct DeviceRecord {
+    char rounding[sizeof((Placement *)0)->rounding];
+    bool on_gpu;
+} DeviceRecord;
+
 // Collective: finds the device, and what is said of all ranks' devices.
 static inline bool choose_device(Run *run, bool plan, Error *error) {
     Placement *placement = &run->placement;
@@ -32,15 +37,21 @@ static inline bool choose_device(Run *run, bool plan, Error *error) {
     bool good = placement_choose_device(placement, &run->options, transport->local_rank, plan, error);
     placement->all_on_gpus = placement->on_gpu;
     placement->all_round_alike = true;
-    if (transport->size > 1) {
-        char first[sizeof placement->rounding];
-        memcpy(first, placement->rounding, sizeof first);
-        share_from_rank_zero(transport, "devices", first, sizeof first);
-        bool alike = strcmp(first, placement->rounding) == 0;
-        placement->all_on_gpus = transport_fold(transport, "devices", placement->on_gpu, fmin) > 0;
-        placement->all_round_alike = transport_fold(transport, "devices", alike, fmin) > 0;
+    if (transport->size <= 1) { return good; } // also a plan's, whose ranks are supposed
+    DeviceRecord mine = {"", placement->on_gpu};
+    memcpy(mine.rounding, placement->rounding, sizeof mine.rounding);
+    DeviceRecord *all = (DeviceRecord *)transport_collect_records(transport, "devices", &mine, sizeof mine);
+    for (int rank = 0; rank < transport->size; rank++) {
+        placement->all_on_gpus &= all[rank].on_gpu;
+        placement->all_round_alike &= strcmp(all[rank].rounding, mine.rounding) == 0;
     }
+    free(all);
     return good;
+}
+
+// Whether these options train all of a model from its beginning.
+static inline bool model_is_new(const Run *run, const Options *options) {
+    return options_start(options)[0] == '\0' && run->part.frozen_count == 0;
 }
 
 // Whether --inner auto is Muon with these options. Where a commit has 16 k tokens Muon needs a
@@ -49,15 +60,15 @@ static inline bool choose_device(Run *run, bool plan, Error *error) {
 // A --lr that is given may be meant for AdamW, and a model that AdamW has trained was not measured.
 // Not all ranks suit it: whole matrices travel among GPUs without NCCL (placement_uneven), and
 // ranks that repeat each other's steps must round alike (exchange_hellos).
-static inline bool muon_suits(const Run *run, Options *options) {
+static inline bool muon_suits(const Run *run, const Options *options) {
     const Rule *rule = options_rule(options);
     const Placement *placement = &run->placement;
-    bool is_new = options_start(options)[0] == '\0' && run->part.frozen_count == 0;
     int64_t per_commit =
         options_total_accumulate(options, run->transport.size) * options->micro_batch * options->seq_len;
     bool ranks_suit = run->transport.size == 1 || ((rule->kind == RULE_LOCAL || !placement->all_on_gpus) &&
                                                    (!rule->replicated || placement->all_round_alike));
-    return is_new && per_commit >= 16384 && ranks_suit && options_leave(options, &options->learning_rate);
+    return model_is_new(run, options) && per_commit >= 16384 && ranks_suit &&
+           option_is_open(option_at(options, &options->learning_rate), options);
 }
 
 // How the optimizer sees the tensors of what is trained.
@@ -132,10 +143,10 @@ static inline bool embeds_fast(const Run *run) {
     const ParameterTable *table = &run->part.model;
     const Options *options = &run->options;
     const DataLoader *data = &run->data;
-    bool is_new = options_start(options)[0] == '\0' && run->part.frozen_count == 0 && !options->fresh_moments,
-         letters = options->tokenizer[0] == '\0' &&
+    bool letters = options->tokenizer[0] == '\0' &&
                    (data->builtin || (data->files != NULL && data->files[0].content.token_bytes == 1));
-    return is_new && !letters && run->config.vocabulary >= 4096 && run->rule->kind != RULE_LOCAL &&
+    return model_is_new(run, options) && !options->fresh_moments && !letters &&
+           run->config.vocabulary >= 4096 && run->rule->kind != RULE_LOCAL &&
            table->entries[table->head].role == TENSOR_EMBEDDING;
 }
 

@@ -501,8 +501,7 @@ static void rates_follow_from_the_model_and_the_batch(void **state) {
     (void)state;
     static const struct {
         double parameters;
-        const char
-            *options; // on two ranks with --accumulate 2, the default: 4 sequences a commit, of 256 tokens
+        const char *options; // of two ranks: 4 sequences a commit, of 256 tokens
         double rate, least, weight_decay;
         int64_t warmup, decay;
     } cases[] = {
